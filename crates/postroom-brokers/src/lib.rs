@@ -1,0 +1,11 @@
+//! Brokers, one folder each. A broker's options, construction and docs stand in its folder; everything else goes through
+//! [`SinkConfig`], the one list.
+
+pub mod in_process;
+pub mod lines;
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
+
+mod sink_config;
+
+pub use sink_config::{OpenSinkError, SinkConfig};

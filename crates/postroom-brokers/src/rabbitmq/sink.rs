@@ -1,0 +1,225 @@
+//! Publishing: a few channels take turns, each with a barrier of confirms a batch.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions};
+use lapin::types::{FieldTable, ShortString};
+use lapin::{Channel, Confirmation, Connection, ExchangeKind, PublisherConfirm};
+use postroom::{Batch, FailureKind, MessageId, Sink, SinkLimits, Unavailable, Verdict, Verdicts, redact_url};
+use tokio::sync::{Mutex, Semaphore};
+
+use super::{RabbitmqOptions, connect, properties};
+use crate::OpenSinkError;
+
+/// Publishes to one topic exchange.
+pub struct RabbitmqSink {
+    options: RabbitmqOptions,
+    exchange: ShortString,
+    turns: Semaphore,
+    pool: Mutex<Pool>,
+}
+
+/// The connection and its idle channels. A channel is taken out while a batch is on it: one that a cancelled or failed
+/// batch leaves behind is never used again.
+#[derive(Default)]
+struct Pool {
+    connection: Option<Connection>,
+    idle: Vec<Channel>,
+}
+
+/// What the broker said of one message on its own.
+enum Answer {
+    Acked,
+    Nacked,
+    Nothing(String),
+}
+
+impl RabbitmqSink {
+    /// Checks the options; connects with the first probe or batch.
+    pub fn new(options: RabbitmqOptions) -> Result<Self, OpenSinkError> {
+        options.check()?;
+        let exchange = ShortString::try_new(options.exchange.as_str())
+            .map_err(|error| OpenSinkError { kind: "rabbitmq", problem: error.to_string() })?;
+        Ok(Self { turns: Semaphore::new(options.channels), exchange, options, pool: Mutex::default() })
+    }
+
+    fn unavailable(&self, error: impl Into<postroom::BoxError>) -> Unavailable {
+        Unavailable::new(format!("RabbitMQ at {}", redact_url(&self.options.url)), error)
+    }
+
+    fn deadline(&self) -> Duration {
+        Duration::from_secs(self.options.publish_deadline_seconds)
+    }
+
+    async fn channel(&self) -> Result<Channel, Unavailable> {
+        let mut pool = self.pool.lock().await;
+        if pool.connection.as_ref().is_none_or(|connection| !connection.status().connected()) {
+            pool.idle.clear();
+            pool.connection = Some(connect(&self.options.url, "postroom relay").await?);
+        }
+        while let Some(channel) = pool.idle.pop() {
+            if channel.status().connected() {
+                return Ok(channel);
+            }
+        }
+        let Some(connection) = &pool.connection else { return Err(self.unavailable("no connection")) };
+        let opened = tokio::time::timeout(self.deadline(), self.open_channel(connection)).await;
+        opened.map_err(|elapsed| self.unavailable(elapsed))?.map_err(|error| self.unavailable(error))
+    }
+
+    async fn open_channel(&self, connection: &Connection) -> Result<Channel, lapin::Error> {
+        let channel = connection.create_channel().await?;
+        if !self.options.exchange.is_empty() {
+            let options =
+                ExchangeDeclareOptions { durable: true, passive: !self.options.declare, ..Default::default() };
+            channel
+                .exchange_declare(self.exchange.clone(), ExchangeKind::Topic, options, FieldTable::default())
+                .await?;
+        }
+        channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        Ok(channel)
+    }
+
+    /// Publishes everything, then waits for every confirm: the barrier. Returns what the broker said, and which messages
+    /// it returned, with its reason. The channel is fit for another batch only if every answer came.
+    async fn publish_on(
+        &self,
+        channel: &Channel,
+        batch: &Batch,
+        verdicts: &mut Verdicts,
+    ) -> (Vec<(MessageId, Answer)>, HashMap<String, String>, bool) {
+        let mut pending: Vec<(MessageId, PublisherConfirm)> = Vec::with_capacity(batch.messages().len());
+        let mut answers = Vec::with_capacity(batch.messages().len());
+        let options = BasicPublishOptions { mandatory: true, ..Default::default() };
+        let mut broken = false;
+        for message in batch.messages() {
+            let prepared = properties::to_properties(message).and_then(|properties| {
+                let address = ShortString::try_new(message.address()).map_err(|error| error.to_string())?;
+                Ok((properties, address))
+            });
+            let (properties, address) = match prepared {
+                Ok(prepared) => prepared,
+                Err(reason) => {
+                    verdicts.judge(message.id, Verdict::failed(FailureKind::Permanent, reason));
+                    continue;
+                }
+            };
+            let sent = channel
+                .basic_publish(self.exchange.clone(), address, options, &message.payload, properties)
+                .await;
+            match sent {
+                Ok(confirm) => pending.push((message.id, confirm)),
+                Err(error) => {
+                    // The rest of the batch was not sent; it stays unknown like everything that is open.
+                    answers.push((message.id, Answer::Nothing(error.to_string())));
+                    broken = true;
+                    break;
+                }
+            }
+        }
+        let mut returned = HashMap::new();
+        let confirms = join_all(pending.into_iter().map(|(id, confirm)| async move { (id, confirm.await) })).await;
+        for (id, confirm) in confirms {
+            let (answer, message) = match confirm {
+                Ok(Confirmation::Ack(message)) => (Answer::Acked, message),
+                Ok(Confirmation::Nack(message)) => (Answer::Nacked, message),
+                Ok(Confirmation::NotRequested) => (Answer::Nothing("confirms are off".to_owned()), None),
+                Err(error) => (Answer::Nothing(error.to_string()), None),
+            };
+            broken |= matches!(answer, Answer::Nothing(_));
+            // The return in this confirm may belong to any message of the batch.
+            if let Some(message) = message {
+                let reason = format!("{} {}", message.reply_code, message.reply_text);
+                match message.delivery.properties.message_id() {
+                    Some(id) if !cfg!(seeded_bug = "return_matched_to_its_confirm") => {
+                        returned.insert(id.as_str().to_owned(), reason);
+                    }
+                    Some(_) => {
+                        returned.insert(id.to_string(), reason);
+                    }
+                    // Not attributable: nothing on this channel can be trusted.
+                    None => broken = true,
+                }
+            }
+            answers.push((id, answer));
+        }
+        (answers, returned, !broken)
+    }
+}
+
+#[async_trait]
+impl Sink for RabbitmqSink {
+    fn limits(&self) -> SinkLimits {
+        SinkLimits {
+            batch_messages_max: self.options.batch_messages_max,
+            batches_in_flight_max: self.options.channels,
+        }
+    }
+
+    async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {
+        let _turn = self.turns.acquire().await.map_err(|error| self.unavailable(error))?;
+        let channel = self.channel().await?;
+        let mut verdicts = batch.silent();
+        let outcome =
+            tokio::time::timeout(self.deadline(), self.publish_on(&channel, batch, &mut verdicts)).await;
+        let Ok((answers, returned, complete)) = outcome else {
+            // Whatever was confirmed in time is unknown too: a return may still have been on its way. Nobody may use the
+            // connection any more; a broker that does not answer for so long is as good as gone.
+            self.pool.lock().await.connection = None;
+            let elapsed = format!("no answer within {} s", self.deadline().as_secs());
+            return Err(self.unavailable(elapsed));
+        };
+        let mut answered = false;
+        let mut last_error = None;
+        for (id, answer) in answers {
+            let verdict = match answer {
+                // A return counts even when the barrier is incomplete: it can only make a verdict more careful.
+                Answer::Acked | Answer::Nacked if returned.contains_key(&id.to_string()) => {
+                    let reason = returned.get(&id.to_string()).cloned().unwrap_or_default();
+                    let reason = format!(
+                        "returned as unroutable ({reason}): no queue is bound to exchange {:?} for this routing key",
+                        self.options.exchange
+                    );
+                    Verdict::failed(FailureKind::Transient, reason)
+                }
+                // Without the barrier a return may be attached to a confirm that never came.
+                Answer::Acked if !complete => Verdict::Unknown("the batch's confirms are incomplete".to_owned()),
+                Answer::Acked => Verdict::Stored,
+                Answer::Nacked => {
+                    Verdict::failed(FailureKind::Busy, "the broker did not take it (nack): a queue is full or in trouble")
+                }
+                Answer::Nothing(error) => {
+                    last_error = Some(error.clone());
+                    verdicts.judge(id, Verdict::Unknown(error));
+                    continue;
+                }
+            };
+            answered = true;
+            verdicts.judge(id, verdict);
+        }
+        if complete {
+            self.pool.lock().await.idle.push(channel);
+        } else if let Some(error) = last_error.filter(|_| !answered) {
+            return Err(self.unavailable(error));
+        }
+        Ok(verdicts)
+    }
+
+    async fn probe(&self) -> Result<(), Unavailable> {
+        let channel = self.channel().await?;
+        self.pool.lock().await.idle.push(channel);
+        Ok(())
+    }
+
+    async fn close(&self) {
+        let mut pool = self.pool.lock().await;
+        pool.idle.clear();
+        if let Some(connection) = pool.connection.take() {
+            // The peer may be gone; a close that is not answered is not waited for.
+            let _ = tokio::time::timeout(Duration::from_secs(2), connection.close(200, "bye".into())).await;
+        }
+    }
+}

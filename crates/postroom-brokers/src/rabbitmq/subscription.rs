@@ -1,0 +1,141 @@
+//! Receiving: a connection of its own, manual acks, a prefetch; reconnects with the next call.
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, ExchangeDeclareOptions, QueueBindOptions,
+    QueueDeclareOptions,
+};
+use lapin::types::{FieldTable, ShortString};
+use lapin::{Channel, Connection, Consumer, ExchangeKind};
+use postroom::{Received, Subscription, Unavailable, redact_url};
+use tokio::sync::Mutex;
+
+use super::{connect, properties};
+
+/// What to receive, and from where.
+#[derive(Clone)]
+pub struct RabbitmqSubscriptionOptions {
+    /// `amqp://` or `amqps://` URL.
+    pub url: String,
+    /// The queue; durable.
+    pub queue: String,
+    /// Declare the queue and bind it to these exchanges and routing keys; none: it must be there already.
+    pub bind: Vec<(String, String)>,
+    /// Most deliveries handed out and not settled.
+    pub prefetch: u16,
+}
+
+/// Receives from one queue.
+pub struct RabbitmqSubscription {
+    options: RabbitmqSubscriptionOptions,
+    /// Only `receive` waits on this one.
+    consumer: Mutex<Option<Consumer>>,
+    session: Mutex<Session>,
+}
+
+#[derive(Default)]
+struct Session {
+    number: u64,
+    channel: Option<Channel>,
+    connection: Option<Connection>,
+}
+
+impl RabbitmqSubscription {
+    /// Connects with the first `receive`.
+    pub fn new(options: RabbitmqSubscriptionOptions) -> Self {
+        Self { options, consumer: Mutex::new(None), session: Mutex::default() }
+    }
+
+    fn unavailable(&self, error: impl Into<postroom::BoxError>) -> Unavailable {
+        let url = redact_url(&self.options.url);
+        Unavailable::new(format!("queue {:?} of RabbitMQ at {url}", self.options.queue), error)
+    }
+
+    async fn subscribe(&self) -> Result<Consumer, Unavailable> {
+        let connection = connect(&self.options.url, "postroom consumer").await?;
+        let (channel, consumer) = self.consume(&connection).await.map_err(|error| self.unavailable(error))?;
+        let mut session = self.session.lock().await;
+        session.number += 1;
+        session.channel = Some(channel);
+        session.connection = Some(connection);
+        Ok(consumer)
+    }
+
+    async fn consume(&self, connection: &Connection) -> Result<(Channel, Consumer), lapin::Error> {
+        let channel = connection.create_channel().await?;
+        let queue = ShortString::from(self.options.queue.as_str());
+        let passive = self.options.bind.is_empty();
+        let declare = QueueDeclareOptions { durable: true, passive, ..Default::default() };
+        channel.queue_declare(queue.clone(), declare, FieldTable::default()).await?;
+        for (exchange, routing_key) in &self.options.bind {
+            let exchange = ShortString::from(exchange.as_str());
+            let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
+            channel.exchange_declare(exchange.clone(), ExchangeKind::Topic, durable, FieldTable::default()).await?;
+            let routing_key = ShortString::from(routing_key.as_str());
+            let options = QueueBindOptions::default();
+            channel.queue_bind(queue.clone(), exchange, routing_key, options, FieldTable::default()).await?;
+        }
+        channel.basic_qos(self.options.prefetch, BasicQosOptions::default()).await?;
+        let consumer = channel
+            .basic_consume(queue, ShortString::from(""), BasicConsumeOptions::default(), FieldTable::default())
+            .await?;
+        Ok((channel, consumer))
+    }
+
+    /// The channel that a delivery came on, if it is still the current one: a tag means nothing on another.
+    async fn channel_of(&self, received: &Received) -> Result<Channel, Unavailable> {
+        let session = self.session.lock().await;
+        match &session.channel {
+            Some(channel) if session.number == received.session => Ok(channel.clone()),
+            _ => Err(self.unavailable("the connection that the message came on is gone; it comes again")),
+        }
+    }
+}
+
+#[async_trait]
+impl Subscription for RabbitmqSubscription {
+    async fn receive(&self) -> Result<Received, Unavailable> {
+        let mut slot = self.consumer.lock().await;
+        let consumer = match slot.as_mut() {
+            Some(consumer) => consumer,
+            None => slot.insert(self.subscribe().await?),
+        };
+        let next: Option<Result<Delivery, lapin::Error>> = consumer.next().await;
+        match next {
+            Some(Ok(delivery)) => {
+                let session = self.session.lock().await.number;
+                let (tag, redelivered) = (delivery.delivery_tag, delivery.redelivered);
+                let (id, message) = properties::from_delivery(delivery);
+                Ok(Received { tag, session, redelivered, id, message })
+            }
+            Some(Err(error)) => {
+                *slot = None;
+                Err(self.unavailable(error))
+            }
+            None => {
+                *slot = None;
+                Err(self.unavailable("the consumer was cancelled"))
+            }
+        }
+    }
+
+    async fn ack(&self, received: &Received) -> Result<(), Unavailable> {
+        let channel = self.channel_of(received).await?;
+        let acked = channel.basic_ack(received.tag, BasicAckOptions::default()).await;
+        acked.map_err(|error| self.unavailable(error))
+    }
+
+    async fn requeue(&self, received: &Received) -> Result<(), Unavailable> {
+        let channel = self.channel_of(received).await?;
+        let options = BasicNackOptions { requeue: true, ..Default::default() };
+        channel.basic_nack(received.tag, options).await.map_err(|error| self.unavailable(error))
+    }
+
+    async fn reject(&self, received: &Received) -> Result<(), Unavailable> {
+        let channel = self.channel_of(received).await?;
+        let options = BasicNackOptions { requeue: false, ..Default::default() };
+        channel.basic_nack(received.tag, options).await.map_err(|error| self.unavailable(error))
+    }
+}

@@ -1,0 +1,347 @@
+//! `postroom.toml`: read once into types that cannot be wrong. Unknown keys are errors with a suggestion.
+
+use std::path::Path;
+use std::time::Duration;
+
+use postroom::{RetryPolicy, TopicFilter};
+use postroom_brokers::SinkConfig;
+use postroom_postgres::StartAt;
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use crate::exit::{self, Failure};
+
+const TOP_KEYS: &[&str] = &["store", "relay", "routes"];
+const STORE_KEYS: &[&str] = &["url"];
+const RELAY_KEYS: &[&str] = &["name", "in_flight_max", "poll_idle", "lease", "stop_deadline"];
+const ROUTE_KEYS: &[&str] = &["name", "topics", "start_at", "retry", "sink"];
+const RETRY_KEYS: &[&str] = &["base", "cap", "jitter", "attempts_max"];
+
+/// The whole configuration.
+#[derive(Debug)]
+pub struct Config {
+    pub store_url: String,
+    pub relay: Relay,
+    pub routes: Vec<Route>,
+}
+
+/// `[relay]`.
+#[derive(Debug)]
+pub struct Relay {
+    /// Unique among all relays; made from the host and the process when absent.
+    pub name: Option<String>,
+    pub in_flight_max: usize,
+    pub poll_idle: Duration,
+    pub lease: Duration,
+    pub stop_deadline: Duration,
+}
+
+/// `[[routes]]`.
+#[derive(Debug)]
+pub struct Route {
+    pub name: String,
+    pub topics: TopicFilter,
+    pub start_at: StartAt,
+    pub retry: RetryPolicy,
+    pub sink: SinkConfig,
+}
+
+/// Reads and checks the file, with `POSTROOM_…` variables over it.
+pub fn load(path: &Path) -> Result<Config, Failure> {
+    let wrong = |problem: String| Failure::new(exit::CONFIG, format!("{}: {problem}", path.display()));
+    let mut text = std::fs::read_to_string(path).map_err(|error| {
+        wrong(format!("failed to read the configuration: {error}; name the file with --config FILE"))
+    })?;
+    text.push('\n');
+    let table: Table = text.parse().map_err(|error: toml::de::Error| {
+        // The whole message quotes the line, which may hold a password.
+        wrong(format!("not valid TOML: {}", error.message()))
+    })?;
+    read(table, std::env::vars()).map_err(wrong)
+}
+
+/// Only the store's URL: what `migrate` and `status` need.
+pub fn store_url(path: &Path) -> Result<String, Failure> {
+    load(path).map(|config| config.store_url)
+}
+
+fn read(mut table: Table, variables: impl Iterator<Item = (String, String)>) -> Result<Config, String> {
+    overlay(&mut table, variables)?;
+    known(&table, TOP_KEYS, "")?;
+    let store = section(&table, "store")?.ok_or("[store] is missing; it wants url = \"postgres://…\"")?;
+    known(store, STORE_KEYS, "store.")?;
+    let store_url = text(store, "url", "store.")?.ok_or("store.url is missing")?;
+
+    let empty = Table::new();
+    let relay = section(&table, "relay")?.unwrap_or(&empty);
+    known(relay, RELAY_KEYS, "relay.")?;
+    let relay = Relay {
+        name: text(relay, "name", "relay.")?,
+        in_flight_max: number(relay, "in_flight_max", "relay.", 1, 1_000_000)?.unwrap_or(2000) as usize,
+        poll_idle: duration(relay, "poll_idle", "relay.")?.unwrap_or(Duration::from_millis(200)),
+        lease: duration(relay, "lease", "relay.")?.unwrap_or(Duration::from_secs(15)),
+        stop_deadline: duration(relay, "stop_deadline", "relay.")?.unwrap_or(Duration::from_secs(20)),
+    };
+    if relay.lease < Duration::from_secs(1) {
+        return Err("relay.lease is shorter than 1s: a slow round trip would lose it".to_owned());
+    }
+    if relay.poll_idle.is_zero() {
+        return Err("relay.poll_idle is zero: the database would be asked without a pause".to_owned());
+    }
+
+    let routes = match table.get("routes") {
+        None => return Err("there is no [[routes]]: nothing would be relayed".to_owned()),
+        Some(Value::Array(routes)) if !routes.is_empty() => routes,
+        Some(_) => return Err("routes wants to be written as [[routes]]".to_owned()),
+    };
+    let routes: Vec<Route> =
+        routes.iter().enumerate().map(|(index, route)| read_route(index, route)).collect::<Result<_, _>>()?;
+    for (index, route) in routes.iter().enumerate() {
+        if routes[..index].iter().any(|other| other.name == route.name) {
+            return Err(format!("two routes are named {:?}; each keeps its position under its name", route.name));
+        }
+    }
+    Ok(Config { store_url, relay, routes })
+}
+
+fn read_route(index: usize, value: &Value) -> Result<Route, String> {
+    let at = format!("routes[{index}].");
+    let route = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
+    known(route, ROUTE_KEYS, &at)?;
+    let name = text(route, "name", &at)?.ok_or_else(|| format!("{at}name is missing"))?;
+    if name.is_empty() || name.len() > 255 {
+        return Err(format!("{at}name wants 1 to 255 bytes"));
+    }
+    let topics = match route.get("topics") {
+        None => TopicFilter::all(),
+        Some(Value::Array(patterns)) => {
+            let patterns: Option<Vec<&str>> = patterns.iter().map(Value::as_str).collect();
+            let patterns = patterns.ok_or_else(|| format!("{at}topics wants a list of texts"))?;
+            TopicFilter::new(patterns).map_err(|error| format!("{at}topics: failed to {error}"))?
+        }
+        Some(_) => return Err(format!("{at}topics wants a list, such as [\"orders\", \"billing.*\"]")),
+    };
+    let start_at = match text(route, "start_at", &at)?.as_deref() {
+        None | Some("oldest") => StartAt::Oldest,
+        Some("now") => StartAt::Now,
+        Some(other) => return Err(format!("{at}start_at is {other:?}; it wants \"oldest\" or \"now\"")),
+    };
+    let retry = match route.get("retry") {
+        None => RetryPolicy::default(),
+        Some(retry) => read_retry(retry, &format!("{at}retry."))?,
+    };
+    let sink = route.get("sink").ok_or_else(|| format!("{at}sink is missing; it says where the messages go"))?;
+    let sink = read_sink(sink, &format!("{at}sink."))?;
+    Ok(Route { name, topics, start_at, retry, sink })
+}
+
+fn read_retry(value: &Value, at: &str) -> Result<RetryPolicy, String> {
+    let retry = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
+    known(retry, RETRY_KEYS, at)?;
+    let default = RetryPolicy::default();
+    let base = match retry.get("base") {
+        None => default.base,
+        Some(value) => value
+            .as_float()
+            .or(value.as_integer().map(|base| base as f64))
+            .filter(|base| (1.0..=100.0).contains(base))
+            .ok_or_else(|| format!("{at}base wants a number from 1 to 100"))?,
+    };
+    Ok(RetryPolicy {
+        base,
+        cap: duration(retry, "cap", at)?.unwrap_or(default.cap),
+        jitter: duration(retry, "jitter", at)?.unwrap_or(default.jitter),
+        attempts_max: number(retry, "attempts_max", at, 1, 1_000_000)?.map_or(default.attempts_max, |max| max as u32),
+    })
+}
+
+fn read_sink(value: &Value, at: &str) -> Result<SinkConfig, String> {
+    let sink = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
+    let kind = text(sink, "kind", at)?.ok_or_else(|| format!("{at}kind is missing; {}", one_of(SinkConfig::KINDS)))?;
+    if !SinkConfig::KINDS.contains(&kind.as_str()) {
+        let hint = nearest(&kind, SinkConfig::KINDS).map_or_else(|| one_of(SinkConfig::KINDS), did_you_mean);
+        return Err(format!("{at}kind {kind:?} is not known; {hint}"));
+    }
+    let mut keys = SinkConfig::keys(&kind).to_vec();
+    keys.push("kind");
+    known(sink, &keys, at)?;
+    SinkConfig::deserialize(value.clone()).map_err(|error| format!("{at} {}", error.message()))
+}
+
+/// `POSTROOM_STORE_URL`, `POSTROOM_RELAY_<KEY>` and `POSTROOM_ROUTES_<NAME>_SINK_<KEY>` replace values of the file.
+fn overlay(table: &mut Table, variables: impl Iterator<Item = (String, String)>) -> Result<(), String> {
+    for (variable, value) in variables {
+        let Some(rest) = variable.strip_prefix("POSTROOM_") else { continue };
+        if let Some(key) = rest.strip_prefix("STORE_") {
+            overlay_section(table, "store", key, &value)?;
+        } else if let Some(key) = rest.strip_prefix("RELAY_") {
+            overlay_section(table, "relay", key, &value)?;
+        } else if let Some(rest) = rest.strip_prefix("ROUTES_")
+            && let Some((name, key)) = rest.rsplit_once("_SINK_")
+            && let Some(Value::Array(routes)) = table.get_mut("routes")
+        {
+            let named = |route: &&mut Value| {
+                let known = route.get("name").and_then(Value::as_str).unwrap_or_default();
+                known.to_uppercase().replace(|c: char| !c.is_ascii_alphanumeric(), "_") == name
+            };
+            let route = routes.iter_mut().find(named);
+            let sink = route.and_then(|route| route.get_mut("sink")).and_then(Value::as_table_mut);
+            let sink = sink.ok_or_else(|| format!("{variable} names no route of the file"))?;
+            sink.insert(key.to_lowercase(), typed(&value));
+        }
+    }
+    Ok(())
+}
+
+fn overlay_section(table: &mut Table, section: &str, key: &str, value: &str) -> Result<(), String> {
+    let section = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
+    let section = section.as_table_mut().ok_or("store and relay want to be tables")?;
+    section.insert(key.to_lowercase(), typed(value));
+    Ok(())
+}
+
+/// A variable is a number or a truth value where it reads like one.
+fn typed(value: &str) -> Value {
+    match (value.parse::<i64>(), value.parse::<bool>()) {
+        (Ok(number), _) => Value::Integer(number),
+        (_, Ok(truth)) => Value::Boolean(truth),
+        _ => Value::String(value.to_owned()),
+    }
+}
+
+fn known(table: &Table, keys: &[&str], at: &str) -> Result<(), String> {
+    match table.keys().find(|key| !keys.contains(&key.as_str())) {
+        None => Ok(()),
+        Some(key) => {
+            let hint = nearest(key, keys).map_or_else(|| one_of(keys), did_you_mean);
+            Err(format!("{at}{key} is not a known key; {hint}"))
+        }
+    }
+}
+
+fn nearest<'a>(word: &str, words: &[&'a str]) -> Option<&'a str> {
+    let scored = words.iter().map(|known| (strsim::jaro_winkler(word, known), *known));
+    scored.filter(|(score, _)| *score > 0.75).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, known)| known)
+}
+
+fn did_you_mean(word: &str) -> String {
+    format!("did you mean {word:?}?")
+}
+
+fn one_of(words: &[&str]) -> String {
+    format!("it wants one of {}", words.join(", "))
+}
+
+fn section<'a>(table: &'a Table, name: &str) -> Result<Option<&'a Table>, String> {
+    match table.get(name) {
+        None => Ok(None),
+        Some(Value::Table(section)) => Ok(Some(section)),
+        Some(_) => Err(format!("{name} wants to be written as [{name}]")),
+    }
+}
+
+fn text(table: &Table, key: &str, at: &str) -> Result<Option<String>, String> {
+    match table.get(key) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(_) => Err(format!("{at}{key} wants a text in quotes")),
+    }
+}
+
+fn number(table: &Table, key: &str, at: &str, min: i64, max: i64) -> Result<Option<i64>, String> {
+    match table.get(key) {
+        None => Ok(None),
+        Some(Value::Integer(number)) if (min..=max).contains(number) => Ok(Some(*number)),
+        Some(_) => Err(format!("{at}{key} wants a whole number from {min} to {max}")),
+    }
+}
+
+fn duration(table: &Table, key: &str, at: &str) -> Result<Option<Duration>, String> {
+    match table.get(key) {
+        None => Ok(None),
+        Some(Value::String(text)) => match parse_duration(text) {
+            Some(duration) => Ok(Some(duration)),
+            None => Err(format!("{at}{key} is {text:?}; it wants a duration such as \"200ms\", \"30s\", \"5m\" or \"1h\"")),
+        },
+        Some(_) => Err(format!("{at}{key} wants a duration in quotes, such as \"30s\"")),
+    }
+}
+
+/// `200ms`, `30s`, `5m`, `1h`.
+fn parse_duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let amount: u64 = text[..digits].parse().ok()?;
+    match &text[digits..] {
+        "ms" => Some(Duration::from_millis(amount)),
+        "s" => Some(Duration::from_secs(amount)),
+        "m" => amount.checked_mul(60).map(Duration::from_secs),
+        "h" => amount.checked_mul(3600).map(Duration::from_secs),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+        [store]
+        url = "postgres://localhost/shop"
+        [relay]
+        poll_idle = "50ms"
+        [[routes]]
+        name = "orders"
+        topics = ["orders", "billing.*"]
+        [routes.retry]
+        attempts_max = 20
+        [routes.sink]
+        kind = "rabbitmq"
+        url = "amqp://localhost"
+    "#;
+
+    fn parse(text: &str, variables: &[(&str, &str)]) -> Result<Config, String> {
+        let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        read(text.parse().unwrap(), variables)
+    }
+
+    #[test]
+    fn a_good_file_is_read() {
+        let config = parse(GOOD, &[]).unwrap();
+        assert_eq!(config.relay.poll_idle, Duration::from_millis(50));
+        assert_eq!(config.routes[0].retry.attempts_max, 20);
+        assert_eq!(config.routes[0].retry.cap, Duration::from_secs(300));
+    }
+
+    #[test]
+    fn an_unknown_key_is_an_error_with_a_suggestion() {
+        let cases = [
+            (GOOD.replace("poll_idle", "poll_idel"), "relay.poll_idel is not a known key; did you mean \"poll_idle\"?"),
+            (GOOD.replace("attempts_max", "max_attempts"), "routes[0].retry.max_attempts is not a known key"),
+            (GOOD.replace("url = \"amqp", "uri = \"amqp"), "routes[0].sink.uri is not a known key; did you mean \"url\"?"),
+            (GOOD.replace("\"rabbitmq\"", "\"rabitmq\""), "did you mean \"rabbitmq\"?"),
+            (GOOD.replace("50ms", "50 parsecs"), "it wants a duration such as"),
+            (GOOD.replace("billing.*", "b*g"), "topics: failed to read topic pattern"),
+        ];
+        for (text, expected) in cases {
+            let error = parse(&text, &[]).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn variables_stand_over_the_file() {
+        let config = parse(
+            GOOD,
+            &[
+                ("POSTROOM_STORE_URL", "sqlite:x.db"),
+                ("POSTROOM_RELAY_IN_FLIGHT_MAX", "17"),
+                ("POSTROOM_ROUTES_ORDERS_SINK_EXCHANGE", "other"),
+            ],
+        )
+        .unwrap();
+        assert_eq!(config.store_url, "sqlite:x.db");
+        assert_eq!(config.relay.in_flight_max, 17);
+        assert!(matches!(&config.routes[0].sink, SinkConfig::Rabbitmq(options) if options.exchange == "other"));
+        assert!(parse(GOOD, &[("POSTROOM_RELAY_LEESE", "1s")]).unwrap_err().contains("did you mean \"lease\"?"));
+    }
+}

@@ -1,0 +1,107 @@
+//! The `postroom` binary. Every command is a module; this file is the table of contents and the exit codes.
+
+mod config;
+mod demo;
+mod exit;
+mod migrate;
+mod run;
+mod status;
+mod store;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::exit::Failure;
+
+/// Transactional outbox and inbox: messages written in your database transaction, delivered to your broker in order and
+/// without loss.
+#[derive(Debug, Parser)]
+#[command(name = "postroom", version, about, max_term_width = 120)]
+struct Cli {
+    /// Print one JSON object instead of text for people
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the whole of it in half a minute: SQLite and an in-process broker, no server, no configuration
+    Demo(demo::DemoArgs),
+    /// Create or update the tables; safe to repeat
+    Migrate(migrate::MigrateArgs),
+    /// Relay messages as configured, until SIGTERM or ctrl-c
+    Run(ConfigArgs),
+    /// Show backlog, parked and dead messages, and who relays them
+    Status(StoreArgs),
+}
+
+/// Where the configuration is.
+#[derive(Debug, Clone, Args)]
+struct ConfigArgs {
+    /// Configuration file
+    #[arg(long, default_value = "postroom.toml", value_name = "FILE")]
+    config: PathBuf,
+}
+
+/// Which store: by its URL, or as configured.
+#[derive(Debug, Clone, Args)]
+struct StoreArgs {
+    /// Store URL, `postgres://…` or `sqlite:FILE`; the scheme chooses the store
+    #[arg(long, env = "POSTROOM_STORE_URL", hide_env_values = true, value_name = "URL")]
+    store: Option<String>,
+    /// Configuration file that names the store, when no URL is given
+    #[arg(long, default_value = "postroom.toml", value_name = "FILE")]
+    config: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // clap knows which of help, version and usage error it is, and where each is to be printed.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::OK });
+        }
+    };
+    // The AMQP client logs returned messages with their payload at warning level: payloads never go into logs.
+    let filter = EnvFilter::try_from_env("POSTROOM_LOG")
+        .unwrap_or_else(|_| EnvFilter::new("warn,postroom=info,postroom_relay=info,postroom_cli=info"));
+    let quiet = ["lapin::returned_messages=off", "lapin=error"];
+    let filter = quiet.iter().filter_map(|rule| rule.parse().ok()).fold(filter, EnvFilter::add_directive);
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("postroom: failed to start the runtime: {error}");
+            return ExitCode::from(exit::FAILURE);
+        }
+    };
+    let result = runtime.block_on(async {
+        match cli.command {
+            Command::Demo(args) => demo::demo(args, cli.json).await,
+            Command::Migrate(args) => migrate::migrate(args, cli.json).await,
+            Command::Run(args) => run::run(&args.config, cli.json).await,
+            Command::Status(args) => status::status(&args, cli.json).await,
+        }
+    });
+    match result {
+        Ok(()) => ExitCode::from(exit::OK),
+        Err(failure) => {
+            report(&failure, cli.json);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn report(failure: &Failure, json: bool) {
+    if json {
+        println!("{}", serde_json::json!({ "error": failure.text, "exit_code": failure.code }));
+    }
+    eprintln!("postroom: {}", failure.text);
+}

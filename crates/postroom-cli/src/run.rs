@@ -1,0 +1,116 @@
+//! `postroom run`: one relay a route, until a signal.
+
+use std::path::Path;
+
+use postroom::MessageId;
+use postroom_relay::{Relay, Summary};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::config::{self, Config};
+use crate::exit::{self, Failure};
+use crate::store::{RouteOptions, Store};
+
+pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
+    let config = config::load(path)?;
+    let store = Store::of(&config.store_url).map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
+    // Two relays of one name would take each other's lanes for their own: a part of the name is always ours alone.
+    let unique = MessageId::new();
+    let owner = match &config.relay.name {
+        Some(name) => format!("{name}/{unique}"),
+        None => format!("{}/{}/{unique}", host(), std::process::id()),
+    };
+    let (stop, _) = watch::channel(false);
+    let mut relays = Vec::new();
+    for route in &config.routes {
+        let options = RouteOptions {
+            name: route.name.clone(),
+            topics: route.topics.clone(),
+            owner: owner.clone(),
+            lease: config.relay.lease,
+            start_at: route.start_at,
+        };
+        let source = store.source(options).await?;
+        let sink = route.sink.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;
+        let relay = Relay::new(route.name.clone(), source, sink)
+            .in_flight_max(config.relay.in_flight_max)
+            .poll_idle(config.relay.poll_idle)
+            .stop_deadline(config.relay.stop_deadline)
+            .retry(route.retry.clone())
+            .seed(unique.as_uuid().as_u64_pair().1);
+        let mut stopped = stop.subscribe();
+        tracing::info!(route = %route.name, topics = %route.topics, store = %store.shown(), sink = %route.sink.shown(), "relaying");
+        relays.push((route.name.clone(), tokio::spawn(relay.run(async move {
+            // An error means that the sender is gone, which is a stop too.
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+        }))));
+    }
+    announce(&config, &owner);
+    wait_for_signals(stop)?;
+
+    let mut summaries: Vec<(String, Summary)> = Vec::new();
+    for (route, relay) in relays {
+        let summary = relay.await.map_err(|error| Failure::of(exit::FAILURE, &error))?;
+        summaries.push((route, summary));
+    }
+    report(&summaries, json);
+    Ok(())
+}
+
+/// The first signal stops gracefully, the second at once.
+fn wait_for_signals(stop: watch::Sender<bool>) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| Failure::new(exit::FAILURE, format!("failed to listen for signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    tokio::spawn(async move {
+        for again in [false, true] {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if again {
+                tracing::warn!("stopped hard by a second signal; what was in flight is published again");
+                std::process::exit(i32::from(exit::FAILURE));
+            }
+            let _ = stop.send(true);
+        }
+    });
+    Ok(())
+}
+
+/// For those who wait for the start: one line, once every route is registered.
+fn announce(config: &Config, owner: &str) {
+    eprintln!("postroom: running {} route(s) as {owner}", config.routes.len());
+}
+
+fn report(summaries: &[(String, Summary)], json: bool) {
+    if json {
+        let routes: Vec<_> = summaries
+            .iter()
+            .map(|(route, summary)| {
+                let counters = summary.counters;
+                serde_json::json!({
+                    "route": route, "claimed": counters.claimed, "acked": counters.stored, "retried": counters.retried,
+                    "queued": counters.queued, "scheduled": counters.scheduled, "dead": counters.dead,
+                    "unknown": counters.unknown, "fenced": counters.fenced, "sink_outages": counters.sink_outages,
+                    "unfinished": summary.unfinished,
+                })
+            })
+            .collect();
+        println!("{}", serde_json::json!({ "routes": routes }));
+        return;
+    }
+    for (route, Summary { counters, unfinished }) in summaries {
+        eprintln!(
+            "postroom: route {route}: acked {}, retried {}, dead {}, fenced {}, unfinished {unfinished}",
+            counters.stored, counters.retried, counters.dead, counters.fenced
+        );
+    }
+}
+
+fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map(|name| name.trim().to_owned())
+        .or_else(|_| std::env::var("HOSTNAME"))
+        .unwrap_or_else(|_| "relay".to_owned())
+}

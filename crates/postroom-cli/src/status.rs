@@ -1,0 +1,72 @@
+//! `postroom status`.
+
+use postroom::{RouteStatus, StoreStatus};
+
+use crate::StoreArgs;
+use crate::config;
+use crate::exit::{self, Failure};
+use crate::store::Store;
+
+pub async fn status(args: &StoreArgs, json: bool) -> Result<(), Failure> {
+    let url = match &args.store {
+        Some(url) => url.clone(),
+        None => config::store_url(&args.config)?,
+    };
+    let store = Store::of(&url)?;
+    let status = match &store {
+        Store::Postgres(connector) => postroom_postgres::status(connector).await?,
+        Store::Sqlite(path) if !path.exists() => {
+            let text = format!("there is no file {}; run `postroom migrate` to create it", path.display());
+            return Err(Failure::new(exit::UNREACHABLE, text));
+        }
+        Store::Sqlite(path) => postroom_sqlite::status(&postroom_sqlite::connect(path)?)?,
+    };
+    if json {
+        let text = serde_json::to_string(&status).map_err(|error| Failure::of(exit::FAILURE, &error))?;
+        println!("{text}");
+    } else {
+        print!("{}", table(&store.shown(), &status));
+    }
+    Ok(())
+}
+
+fn table(shown: &str, status: &StoreStatus) -> String {
+    let mut text = format!(
+        "store    {} ({}), schema version {}, {} rows in the outbox\n",
+        shown, status.store, status.schema_version, status.outbox_rows
+    );
+    if status.routes.is_empty() {
+        text.push_str("no route has run yet; start one with `postroom run`\n");
+        return text;
+    }
+    let heads = ["route", "backlog", "oldest unsent", "parked", "scheduled", "dead", "lanes held", "relays"];
+    let rows: Vec<[String; 8]> = status.routes.iter().map(row).collect();
+    let width = |column: usize| {
+        rows.iter().map(|row| row[column].len()).chain([heads[column].len()]).max().unwrap_or_default()
+    };
+    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+    let mut line = |cells: Vec<&str>| {
+        let cells: Vec<String> =
+            cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width)).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    };
+    line(heads.to_vec());
+    for row in &rows {
+        line(row.iter().map(String::as_str).collect());
+    }
+    text
+}
+
+fn row(route: &RouteStatus) -> [String; 8] {
+    [
+        route.route.clone(),
+        format!("{}{}", route.backlog, if route.backlog_is_bound { "+" } else { "" }),
+        route.oldest_unsent_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.1} s")),
+        route.parked.to_string(),
+        route.scheduled.to_string(),
+        route.dead.to_string(),
+        format!("{}/{}", route.lanes_held, route.lanes),
+        if route.relays.is_empty() { "nobody".to_owned() } else { route.relays.join(", ") },
+    ]
+}

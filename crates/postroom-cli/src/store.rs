@@ -1,0 +1,70 @@
+//! The one list of stores: a URL's scheme chooses.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use postroom::{Source, TopicFilter, redact_url};
+use postroom_postgres::{Connector, LogSource, LogSourceOptions, StartAt};
+use postroom_sqlite::{SqliteSource, SqliteSourceOptions};
+
+use crate::exit::{self, Failure};
+
+/// A store, named by its URL.
+pub enum Store {
+    Postgres(Box<Connector>),
+    Sqlite(PathBuf),
+}
+
+/// What a route wants of a store.
+pub struct RouteOptions {
+    pub name: String,
+    pub topics: TopicFilter,
+    pub owner: String,
+    pub lease: Duration,
+    pub start_at: StartAt,
+}
+
+impl Store {
+    /// Reads the URL; connects to nothing.
+    pub fn of(url: &str) -> Result<Self, Failure> {
+        if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+            return Connector::new(url).map(|connector| Self::Postgres(Box::new(connector))).map_err(|error| Failure::of(exit::USAGE, &error));
+        }
+        if let Some(path) = postroom_sqlite::path_of(url) {
+            return Ok(Self::Sqlite(path));
+        }
+        let shown = redact_url(url);
+        Err(Failure::new(
+            exit::USAGE,
+            format!("store URL {shown:?} names no store: it wants postgres://USER@HOST/DATABASE or sqlite:FILE"),
+        ))
+    }
+
+    /// The URL without secrets.
+    pub fn shown(&self) -> String {
+        match self {
+            Self::Postgres(connector) => connector.shown().to_owned(),
+            Self::Sqlite(path) => format!("sqlite:{}", path.display()),
+        }
+    }
+
+    /// The relay's source for one route.
+    pub async fn source(&self, route: RouteOptions) -> Result<Arc<dyn Source>, Failure> {
+        let RouteOptions { name, topics, owner, lease, start_at } = route;
+        match self {
+            Self::Postgres(connector) => {
+                let options = LogSourceOptions { route: name, topics, owner, lease, start_at };
+                Ok(Arc::new(LogSource::open(connector.as_ref().clone(), options).await?))
+            }
+            Self::Sqlite(path) => {
+                if start_at == StartAt::Now {
+                    let text = format!("route {name:?}: start_at = \"now\" is not there on SQLite; leave it out");
+                    return Err(Failure::new(exit::CONFIG, text));
+                }
+                let options = SqliteSourceOptions { path: path.clone(), route: name, topics, owner, lease };
+                Ok(Arc::new(SqliteSource::open(options)?))
+            }
+        }
+    }
+}

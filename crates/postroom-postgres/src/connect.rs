@@ -1,0 +1,89 @@
+//! Connecting: the URL, TLS, and what every session of ours is set to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use postroom::{BoxError, StoreError, redact_url};
+use tokio_postgres::config::SslMode;
+use tokio_postgres::{Client, Config};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use crate::link::store_error;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A peer that has not acknowledged data for so long is gone: a half-open link must not hang the relay.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// A URL that does not name a PostgreSQL database.
+#[derive(Debug, thiserror::Error)]
+#[error("read database URL {shown}")]
+pub struct InvalidUrl {
+    shown: String,
+    #[source]
+    source: BoxError,
+}
+
+/// Opens connections to one database. Certificates are verified against the system's roots wherever TLS is used.
+#[derive(Clone)]
+pub struct Connector {
+    config: Config,
+    tls: MakeRustlsConnect,
+    shown: String,
+}
+
+impl std::fmt::Debug for Connector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Connector").field(&self.shown).finish()
+    }
+}
+
+impl Connector {
+    /// Reads a `postgres://` URL. `sslmode` is `disable`, `prefer` (the default), `require` or `verify-full`; the last two
+    /// are the same here, since a certificate that does not verify is never accepted.
+    pub fn new(url: &str) -> Result<Self, InvalidUrl> {
+        let invalid = |source: BoxError| InvalidUrl { shown: redact_url(url), source };
+        let verify_full = url.contains("sslmode=verify-full");
+        let mut config: Config = url
+            .replace("sslmode=verify-full", "sslmode=require")
+            .parse()
+            .map_err(|error: tokio_postgres::Error| invalid(error.into()))?;
+        if verify_full {
+            config.ssl_mode(SslMode::Require);
+        }
+        config
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_user_timeout(TCP_USER_TIMEOUT)
+            .keepalives_idle(Duration::from_secs(10))
+            .keepalives_interval(Duration::from_secs(5))
+            .keepalives_retries(2);
+        if config.get_application_name().is_none() {
+            config.application_name("postroom");
+        }
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let tls =
+            rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .map_err(|error| invalid(error.into()))?
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+        Ok(Self { config, tls: MakeRustlsConnect::new(tls), shown: redact_url(url) })
+    }
+
+    /// The URL without its password.
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// Opens a connection; a task drives it until the client is dropped.
+    pub async fn connect(&self) -> Result<Client, StoreError> {
+        let (client, connection) =
+            self.config.connect(self.tls.clone()).await.map_err(|error| store_error("connect", error))?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a database connection ended");
+            }
+        });
+        Ok(client)
+    }
+}

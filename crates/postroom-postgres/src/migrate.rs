@@ -1,0 +1,175 @@
+//! Numbered migrations, each in its own transaction, safe to repeat and to run from several processes at once.
+
+use postroom::{BoxError, StoreError};
+use sha2::{Digest, Sha256};
+use tokio_postgres::Client;
+
+use crate::connect::Connector;
+use crate::link::store_error;
+
+/// Lanes of a new schema: more relays than this cannot share the work of a route.
+pub const LANES_DEFAULT: u16 = 16;
+
+/// Any number; all that matters is that every postroom takes the same one.
+const ADVISORY_LOCK: i64 = 0x706f_7374_726f_6f6d;
+
+struct Migration {
+    number: i32,
+    name: &'static str,
+    sql: &'static str,
+}
+
+const MIGRATIONS: &[Migration] =
+    &[Migration { number: 1, name: "foundation", sql: include_str!("../migrations/0001_foundation.sql") }];
+
+const BOOKKEEPING: &str = "create schema if not exists postroom;
+create table if not exists postroom.migrations (
+    number     integer     primary key,
+    name       text        not null,
+    checksum   text        not null,
+    applied_at timestamptz not null default clock_timestamp()
+);";
+
+/// Why the schema was not brought up to date. What was applied before the error stays applied.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrateError {
+    /// The database could not be reached or refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// An applied migration differs from the one in this program.
+    #[error(
+        "migrate: migration {number} ({name}) was applied with other content than this program has; \
+         use the version that applied it, or restore the migration file"
+    )]
+    Changed {
+        /// Its number.
+        number: i32,
+        /// Its name.
+        name: String,
+    },
+    /// The schema is newer than this program.
+    #[error("migrate: the schema has migration {number}, this program knows only {known}; use a newer postroom")]
+    Newer {
+        /// Newest number in the database.
+        number: i32,
+        /// Newest number in this program.
+        known: i32,
+    },
+    /// The number of lanes is out of range.
+    #[error("migrate: {0} lanes; choose 1 to 1024")]
+    Lanes(u16),
+    /// A migration failed; it was rolled back.
+    #[error("apply migration {number} ({name}); it was rolled back")]
+    Failed {
+        /// Its number.
+        number: i32,
+        /// Its name.
+        name: &'static str,
+        /// The database's answer.
+        #[source]
+        source: BoxError,
+    },
+}
+
+/// What a migration run did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Migrated {
+    /// Numbers and names applied by this run; empty when the schema was up to date.
+    pub applied: Vec<(i32, &'static str)>,
+    /// Number of the newest migration.
+    pub version: i32,
+}
+
+/// Brings the schema up to date. `lanes` counts only when the schema is new.
+pub async fn migrate(connector: &Connector, lanes: u16) -> Result<Migrated, MigrateError> {
+    check_lanes(lanes)?;
+    let mut client = connector.connect().await?;
+    let failed = |error| MigrateError::Store(store_error("prepare the schema", error));
+    // Held by the session: another process waits here until we are done, then finds nothing to do.
+    client.query_one("select pg_advisory_lock($1)", &[&ADVISORY_LOCK]).await.map_err(failed)?;
+    let result = apply(&mut client, lanes).await;
+    // The lock ends with the session in any case.
+    let _ = client.query_one("select pg_advisory_unlock($1)", &[&ADVISORY_LOCK]).await;
+    result
+}
+
+async fn apply(client: &mut Client, lanes: u16) -> Result<Migrated, MigrateError> {
+    let failed = |error| MigrateError::Store(store_error("read the applied migrations", error));
+    let there: bool = client
+        .query_one("select to_regclass('postroom.migrations') is not null", &[])
+        .await
+        .map_err(failed)?
+        .get(0);
+    if !there {
+        client.batch_execute(BOOKKEEPING).await.map_err(failed)?;
+    }
+    let rows = client
+        .query("select number, name, checksum from postroom.migrations order by number", &[])
+        .await
+        .map_err(failed)?;
+    let known = MIGRATIONS.last().map_or(0, |migration| migration.number);
+    let mut newest = 0;
+    for row in &rows {
+        let (number, name, sum): (i32, String, String) = (row.get(0), row.get(1), row.get(2));
+        newest = number;
+        match MIGRATIONS.iter().find(|migration| migration.number == number) {
+            None => return Err(MigrateError::Newer { number, known }),
+            Some(migration) if checksum(migration.sql) != sum => return Err(MigrateError::Changed { number, name }),
+            Some(_) => {}
+        }
+    }
+    let mut applied = Vec::new();
+    for migration in MIGRATIONS.iter().filter(|migration| migration.number > newest) {
+        let failed = |error: tokio_postgres::Error| MigrateError::Failed {
+            number: migration.number,
+            name: migration.name,
+            source: error.into(),
+        };
+        let tx = client.transaction().await.map_err(failed)?;
+        tx.batch_execute(&render(migration.sql, lanes)).await.map_err(failed)?;
+        tx.execute(
+            "insert into postroom.migrations (number, name, checksum) values ($1, $2, $3)",
+            &[&migration.number, &migration.name, &checksum(migration.sql)],
+        )
+        .await
+        .map_err(failed)?;
+        tx.commit().await.map_err(failed)?;
+        applied.push((migration.number, migration.name));
+    }
+    Ok(Migrated { applied, version: known.max(newest) })
+}
+
+/// The whole schema as one script, for those who apply migrations by their own tool. Running it is the same as `migrate`
+/// on a new database; `migrate` afterwards finds nothing to do.
+pub fn print_sql(lanes: u16) -> Result<String, MigrateError> {
+    check_lanes(lanes)?;
+    let mut script = format!("begin;\n{BOOKKEEPING}\n");
+    for migration in MIGRATIONS {
+        script.push_str(&render(migration.sql, lanes));
+        script.push_str(&format!(
+            "\ninsert into postroom.migrations (number, name, checksum) values ({}, '{}', '{}');\n",
+            migration.number,
+            migration.name,
+            checksum(migration.sql)
+        ));
+    }
+    script.push_str("commit;\n");
+    Ok(script)
+}
+
+/// Number of the newest migration that this program knows.
+pub fn schema_version() -> i32 {
+    MIGRATIONS.last().map_or(0, |migration| migration.number)
+}
+
+fn check_lanes(lanes: u16) -> Result<(), MigrateError> {
+    if (1..=1024).contains(&lanes) { Ok(()) } else { Err(MigrateError::Lanes(lanes)) }
+}
+
+fn render(sql: &str, lanes: u16) -> String {
+    sql.replace("{{lanes}}", &lanes.to_string())
+}
+
+fn checksum(sql: &str) -> String {
+    Sha256::digest(sql.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,177 @@
+//! What is written about deliveries: positions, parked messages, dead letters. Everything is conditional on the epoch.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use postroom::{Outcome, StoreError};
+use tokio_postgres::types::ToSql;
+
+use crate::link::Link;
+use crate::position::Position;
+
+/// Moves positions; returns the lanes that were still ours.
+pub(crate) async fn positions(
+    link: &Link,
+    route: &str,
+    moves: &[(u16, i64, Position)],
+) -> Result<HashSet<u16>, StoreError> {
+    let lanes: Vec<i16> = moves.iter().map(|(lane, _, _)| *lane as i16).collect();
+    let epochs: Vec<i64> = moves.iter().map(|(_, epoch, _)| *epoch).collect();
+    let snapshots: Vec<&str> = moves.iter().map(|(_, _, position)| position.snapshot.as_ref()).collect();
+    let seqs: Vec<i64> = moves.iter().map(|(_, _, position)| position.seq).collect();
+    let floors: Vec<i64> = moves.iter().map(|(_, _, position)| position.floor).collect();
+    let catch_ups: Vec<Option<&str>> =
+        moves.iter().map(|(_, _, position)| position.catch_up.as_ref().map(|c| c.snapshot.as_ref())).collect();
+    let catch_up_seqs: Vec<Option<i64>> =
+        moves.iter().map(|(_, _, position)| position.catch_up.as_ref().map(|c| c.seq)).collect();
+    let rows = link
+        .call("write positions", async |session| {
+            let statement = session.prepared(include_str!("sql/settle_positions.sql")).await?;
+            let parameters: [&(dyn ToSql + Sync); 8] =
+                [&route, &lanes, &epochs, &snapshots, &seqs, &floors, &catch_ups, &catch_up_seqs];
+            session.client.query(&statement, &parameters).await
+        })
+        .await?;
+    Ok(rows.iter().map(|row| row.get::<_, i16>(0) as u16).collect())
+}
+
+/// Outcomes that leave a trace in the tables of trouble. Written in one durable transaction, before any position passes.
+#[derive(Default)]
+pub(crate) struct Record {
+    epochs: BTreeMap<u16, i64>,
+    /// From the outbox into the parked ones.
+    park: Vec<Park>,
+    /// Parked, failed again.
+    park_again: Vec<Park>,
+    /// From the outbox into the dead letters.
+    bury: Vec<Bury>,
+    /// From the parked ones into the dead letters.
+    bury_parked: Vec<Bury>,
+    /// Parked and done: seq, lane.
+    done_parked: Vec<(i64, u16)>,
+    /// Keys whose head may have changed.
+    keys: HashSet<String>,
+}
+
+struct Park {
+    seq: i64,
+    lane: u16,
+    state: &'static str,
+    attempts: i32,
+    wait_ms: i64,
+    error: Option<String>,
+}
+
+struct Bury {
+    seq: i64,
+    lane: u16,
+    attempts: i32,
+    cause: &'static str,
+    error: String,
+}
+
+impl Record {
+    pub fn add(&mut self, lane: u16, epoch: i64, seq: i64, key: Option<&str>, parked: bool, outcome: &Outcome) {
+        let park = |state, attempts: u32, wait: Duration, error: Option<&String>| Park {
+            seq,
+            lane,
+            state,
+            attempts: i32::try_from(attempts).unwrap_or(i32::MAX),
+            wait_ms: i64::try_from(wait.as_millis()).unwrap_or(i64::MAX),
+            error: error.cloned(),
+        };
+        match outcome {
+            Outcome::Done if parked => self.done_parked.push((seq, lane)),
+            Outcome::Done | Outcome::Release => return,
+            Outcome::Retry { after, attempts, error } => {
+                let row = park("retry", *attempts, *after, Some(error));
+                if parked { self.park_again.push(row) } else { self.park.push(row) }
+            }
+            // A parked message that goes back behind its head is where it belongs already.
+            Outcome::Queue | Outcome::Schedule if parked => return,
+            Outcome::Queue => self.park.push(park("queued", 0, Duration::ZERO, None)),
+            Outcome::Schedule => self.park.push(park("scheduled", 0, Duration::ZERO, None)),
+            Outcome::Dead { attempts, cause, error } => {
+                let attempts = i32::try_from(*attempts).unwrap_or(i32::MAX);
+                let row = Bury { seq, lane, attempts, cause: cause.as_str(), error: error.clone() };
+                if parked { self.bury_parked.push(row) } else { self.bury.push(row) }
+            }
+        }
+        self.epochs.insert(lane, epoch);
+        self.keys.extend(key.map(str::to_owned));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.epochs.is_empty()
+    }
+
+    pub fn lanes(&self) -> impl Iterator<Item = (u16, i64)> + '_ {
+        self.epochs.iter().map(|(lane, epoch)| (*lane, *epoch))
+    }
+
+    /// Whether parked messages may have become claimable at once.
+    pub fn frees_parked(&self) -> bool {
+        !self.done_parked.is_empty() || !self.bury_parked.is_empty() || !self.park.is_empty()
+    }
+
+    /// Writes it for the lanes that are still ours, and returns those. Repeating it changes nothing more.
+    pub async fn write(&self, link: &Link, route: &str) -> Result<HashSet<u16>, StoreError> {
+        link.call("record parked messages and dead letters", async |session| {
+            let tx = session.client.transaction().await?;
+            let (lanes, epochs): (Vec<i16>, Vec<i64>) = self.lanes().map(|(l, e)| (l as i16, e)).unzip();
+            let held = tx.query(include_str!("sql/lock_lanes.sql"), &[&route, &lanes, &epochs]).await?;
+            let held: HashSet<u16> = held.iter().map(|row| row.get::<_, i16>(0) as u16).collect();
+
+            let rows: Vec<_> = self.park.iter().filter(|row| held.contains(&row.lane)).collect();
+            if !rows.is_empty() {
+                let seqs: Vec<i64> = rows.iter().map(|row| row.seq).collect();
+                let lanes: Vec<i16> = rows.iter().map(|row| row.lane as i16).collect();
+                let states: Vec<&str> = rows.iter().map(|row| row.state).collect();
+                let attempts: Vec<i32> = rows.iter().map(|row| row.attempts).collect();
+                let waits: Vec<i64> = rows.iter().map(|row| row.wait_ms).collect();
+                let errors: Vec<Option<&str>> = rows.iter().map(|row| row.error.as_deref()).collect();
+                let sql = include_str!("sql/park.sql");
+                tx.execute(sql, &[&route, &seqs, &lanes, &states, &attempts, &waits, &errors]).await?;
+            }
+            let rows: Vec<_> = self.park_again.iter().filter(|row| held.contains(&row.lane)).collect();
+            if !rows.is_empty() {
+                let seqs: Vec<i64> = rows.iter().map(|row| row.seq).collect();
+                let attempts: Vec<i32> = rows.iter().map(|row| row.attempts).collect();
+                let waits: Vec<i64> = rows.iter().map(|row| row.wait_ms).collect();
+                let errors: Vec<Option<&str>> = rows.iter().map(|row| row.error.as_deref()).collect();
+                tx.execute(include_str!("sql/park_again.sql"), &[&route, &seqs, &attempts, &waits, &errors]).await?;
+            }
+            for (rows, parked) in [(&self.bury, false), (&self.bury_parked, true)] {
+                let rows: Vec<_> = rows.iter().filter(|row| held.contains(&row.lane)).collect();
+                if rows.is_empty() {
+                    continue;
+                }
+                let seqs: Vec<i64> = rows.iter().map(|row| row.seq).collect();
+                let lanes: Vec<i16> = rows.iter().map(|row| row.lane as i16).collect();
+                let attempts: Vec<i32> = rows.iter().map(|row| row.attempts).collect();
+                let causes: Vec<&str> = rows.iter().map(|row| row.cause).collect();
+                let errors: Vec<&str> = rows.iter().map(|row| row.error.as_str()).collect();
+                if parked {
+                    let sql = include_str!("sql/bury_parked.sql");
+                    tx.execute(sql, &[&route, &seqs, &attempts, &causes, &errors]).await?;
+                } else {
+                    let sql = include_str!("sql/bury.sql");
+                    tx.execute(sql, &[&route, &seqs, &lanes, &attempts, &causes, &errors]).await?;
+                }
+            }
+            let done: Vec<i64> =
+                self.done_parked.iter().filter(|row| held.contains(&row.1)).map(|row| row.0).collect();
+            if !done.is_empty() {
+                let sql = "delete from postroom.parked where route = $1 and seq = any ($2::bigint[])";
+                tx.execute(sql, &[&route, &done]).await?;
+            }
+            let keys: Vec<&str> = self.keys.iter().map(String::as_str).collect();
+            if !keys.is_empty() {
+                tx.execute(include_str!("sql/promote.sql"), &[&route, &keys]).await?;
+            }
+            tx.commit().await?;
+            Ok(held)
+        })
+        .await
+    }
+}

@@ -1,0 +1,64 @@
+-- What is new to each of our lanes, under one snapshot.
+--
+-- $1 lanes, $2 position seqs, $3 floors, $4 position snapshots, $5 catch-up snapshots (null: none), $6 catch-up seqs,
+-- $7 limits; parallel arrays, one element a lane. $8 route, $9 topics as like patterns.
+--
+-- fresh: seq above the position, in order, on (lane, seq).
+-- late:  seq up to the position, not visible in the position's snapshot, visible now:
+--        - of transactions that were in progress in that snapshot, on (xid, lane, seq);
+--        - of transactions that had an id, or got one, when the snapshot was taken without being listed in it
+--          (xid >= xmax: it had not completed, nor had any later one). Their seqs lie above the floor; on (lane, seq).
+--        While a catch-up runs, only what its snapshot sees, after its seq, and nothing fresh.
+--
+-- Plan: a nested loop over at most as many lanes as we hold; each branch an index scan that stops at its limit. Late
+-- branches read one row more than the limit, which tells that there is more.
+with at as materialized (
+    select pg_current_snapshot() as snapshot,
+           clock_timestamp() as clock,
+           exists (select from postroom.parked where route = $8) as any_parked
+),
+held as (
+    select * from unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::text[]::pg_snapshot[], $5::text[]::pg_snapshot[],
+                         $6::bigint[], $7::bigint[])
+        as h (lane, seq, floor, snapshot, catch_up, catch_up_seq, n)
+),
+found as (
+    select o.*, false as late
+      from held h cross join lateral (
+          select * from postroom.outbox f
+           where f.lane = h.lane and f.seq > h.seq
+           order by f.seq limit case when h.catch_up is null then h.n else 0 end) o
+    union all
+    select o.*, true
+      from held h cross join lateral (
+          select * from (
+              (select l.* from pg_snapshot_xip(h.snapshot) x (xid) cross join lateral (
+                   select * from postroom.outbox o
+                    where o.xid = x.xid and o.lane = h.lane and o.seq > coalesce(h.catch_up_seq, 0) and o.seq <= h.seq
+                      and (h.catch_up is null or pg_visible_in_snapshot(o.xid, h.catch_up))
+                    order by o.seq limit h.n + 1) l)
+              union all
+              (select * from postroom.outbox o
+                where o.lane = h.lane and o.seq > greatest(h.floor, coalesce(h.catch_up_seq, 0)) and o.seq <= h.seq
+                  and o.xid >= pg_snapshot_xmax(h.snapshot)
+                  and (h.catch_up is null or pg_visible_in_snapshot(o.xid, h.catch_up))
+                order by o.seq limit h.n + 1)
+          ) either order by either.seq limit h.n + 1) o
+)
+select (-1)::smallint as lane, null::bigint as seq, false as late, false as wanted, false as scheduled, false as behind,
+       null::uuid as id, at.snapshot::text as topic, null::text as type, null::bytea as payload, null::text as key,
+       null::text as routing_key, null::text as content_type, null::json as headers, null::text as tenant_id,
+       null::text as aggregate_type, null::text as aggregate_id, null::bigint as aggregate_version,
+       null::timestamptz as occurred_at
+  from at
+union all
+(select f.lane, f.seq, f.late, w.wanted, coalesce(f.visible_at > at.clock, false),
+       case when at.any_parked and w.wanted and coalesce(f.key, f.aggregate_id) is not null
+            then exists (select from postroom.parked p
+                          where p.route = $8 and p.ordering_key = coalesce(f.key, f.aggregate_id)
+                            and p.state <> 'scheduled')
+            else false end,
+       f.id, f.topic, f.type, case when w.wanted then f.payload end, f.key, f.routing_key, f.content_type, f.headers,
+       f.tenant_id, f.aggregate_type, f.aggregate_id, f.aggregate_version, f.occurred_at
+  from found f cross join at cross join lateral (select f.topic like any ($9::text[]) as wanted) w
+ order by f.seq)

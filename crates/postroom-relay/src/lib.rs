@@ -1,0 +1,15 @@
+//! The engine: claims messages from a [`postroom::Source`], publishes them to a [`postroom::Sink`], and records the
+//! outcome. It names no store and no broker, and never looks into a payload.
+//!
+//! [`Engine`] is the whole of the decisions: a state machine without I/O, clock or chance of its own. [`Relay`] carries
+//! out what it asks for.
+
+mod backoff;
+mod chance;
+mod engine;
+mod keys;
+mod parking;
+mod relay;
+
+pub use engine::{Action, BatchId, Counters, Engine, EngineOptions, Input};
+pub use relay::{Relay, Summary};

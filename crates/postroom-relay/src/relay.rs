@@ -1,0 +1,201 @@
+//! Carries out what the engine asks for.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use postroom::{RetryPolicy, Sink, Source, StoreError, Wake};
+
+use crate::engine::{Action, Counters, Engine, EngineOptions, Input};
+
+/// Relays one route from a source to a sink, as a process of its own or inside an application.
+///
+/// A crash at any moment loses nothing and repeats at most `in_flight_max` messages, with the same ids.
+pub struct Relay {
+    route: String,
+    source: Arc<dyn Source>,
+    sink: Arc<dyn Sink>,
+    wake: Wake,
+    in_flight_max: usize,
+    poll_idle: Duration,
+    stop_deadline: Duration,
+    retry: RetryPolicy,
+    seed: u64,
+}
+
+/// How a relay ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Summary {
+    /// What it saw.
+    pub counters: Counters,
+    /// Deliveries that were claimed and not settled when the deadline came; they are published again by whoever is next.
+    pub unfinished: usize,
+}
+
+impl Relay {
+    /// A relay with the default options: 2,000 in flight, idle poll 200 ms, stop deadline 20 s.
+    pub fn new(route: impl Into<String>, source: Arc<dyn Source>, sink: Arc<dyn Sink>) -> Self {
+        Self {
+            route: route.into(),
+            source,
+            sink,
+            wake: Wake::new(),
+            in_flight_max: 2000,
+            poll_idle: Duration::from_millis(200),
+            stop_deadline: Duration::from_secs(20),
+            retry: RetryPolicy::default(),
+            seed: 0,
+        }
+    }
+
+    /// Wakes the relay at once after a commit in this process.
+    pub fn wake_by(mut self, wake: Wake) -> Self {
+        self.wake = wake;
+        self
+    }
+
+    /// Most deliveries claimed and not settled; at least 1.
+    pub fn in_flight_max(mut self, messages: usize) -> Self {
+        self.in_flight_max = messages.max(1);
+        self
+    }
+
+    /// Longest wait between two polls when there is nothing to do.
+    pub fn poll_idle(mut self, wait: Duration) -> Self {
+        self.poll_idle = wait.max(Duration::from_millis(1));
+        self
+    }
+
+    /// How long a stop may take before it leaves unfinished what is in flight.
+    pub fn stop_deadline(mut self, deadline: Duration) -> Self {
+        self.stop_deadline = deadline;
+        self
+    }
+
+    /// What becomes of failed messages.
+    pub fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.retry = policy;
+        self
+    }
+
+    /// Seed of the jitter.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Runs until `stop` resolves, then claims nothing more, finishes what is in flight within the deadline, gives the
+    /// lanes back and closes the sink. Errors of the store and the broker are logged and tried again; they never end it.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Summary {
+        let began = Instant::now();
+        let mut engine = Engine::new(EngineOptions {
+            in_flight_max: self.in_flight_max,
+            poll_idle: self.poll_idle,
+            retry: self.retry.clone(),
+            renew_every: self.source.lease() / 3,
+            sink: self.sink.limits(),
+            seed: self.seed,
+        });
+        let mut work: FuturesUnordered<BoxFuture<'_, Option<Input>>> = FuturesUnordered::new();
+        let mut stop = std::pin::pin!(stop);
+        let mut deadline: Option<Instant> = None;
+        loop {
+            let mut finished = false;
+            for action in engine.next(began.elapsed()) {
+                match self.start(action) {
+                    Some(future) => work.push(future),
+                    None => finished = true,
+                }
+            }
+            if finished {
+                break;
+            }
+            let mut wait = engine.wake_at().map_or(Duration::from_secs(1), |at| at.saturating_sub(began.elapsed()));
+            if let Some(deadline) = deadline {
+                wait = wait.min(deadline.saturating_duration_since(Instant::now()));
+            }
+            let input = tokio::select! {
+                biased;
+                () = &mut stop, if deadline.is_none() => {
+                    deadline = Some(Instant::now() + self.stop_deadline);
+                    tracing::info!(route = %self.route, in_flight = engine.in_flight(), "stopping: finishing what is in flight");
+                    Some(Input::Stop)
+                }
+                Some(input) = work.next(), if !work.is_empty() => input,
+                () = self.wake.notified() => Some(Input::Woken),
+                () = tokio::time::sleep(wait) => None,
+            };
+            if let Some(input) = input {
+                engine.on(began.elapsed(), input);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                break;
+            }
+        }
+        drop(work);
+        let unfinished = engine.unfinished();
+        if unfinished > 0 {
+            tracing::warn!(route = %self.route, unfinished, "stopped at the deadline; these are published again");
+        }
+        self.close().await;
+        Summary { counters: engine.counters(), unfinished }
+    }
+
+    async fn close(&self) {
+        let release = tokio::time::timeout(Duration::from_secs(5), self.source.release()).await;
+        match release {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.complain("give the lanes back; they are free when the lease expires", &error),
+            Err(_) => tracing::warn!(route = %self.route, "the lanes were not given back in time; the lease will expire"),
+        }
+        self.sink.close().await;
+    }
+
+    /// The future that carries an action out; none for the end.
+    fn start(&self, action: Action) -> Option<BoxFuture<'_, Option<Input>>> {
+        Some(match action {
+            Action::Renew => Box::pin(async {
+                let standing = self.source.renew().await;
+                Some(Input::Renewed(standing.map_err(|error| self.complain("renew the lease", &error)).ok()))
+            }),
+            Action::Claim(want) => Box::pin(async move {
+                let claimed = self.source.claim(want).await;
+                Some(Input::Claimed(claimed.map_err(|error| self.complain("claim messages", &error)).ok()))
+            }),
+            Action::Settle(settlements) => Box::pin(async move {
+                let settled = self.source.settle(&settlements).await;
+                Some(Input::Settled(settled.map_err(|error| self.complain("settle messages", &error)).ok()))
+            }),
+            Action::Publish(id, batch) => Box::pin(async move {
+                let verdicts = self.sink.publish(&batch).await;
+                let verdicts = verdicts.map_err(|error| self.complain("publish", &error)).ok();
+                Some(Input::Published(id, verdicts))
+            }),
+            Action::Probe => Box::pin(async {
+                let reachable = self.sink.probe().await;
+                Some(Input::Probed(reachable.map_err(|error| self.complain("probe the sink", &error)).is_ok()))
+            }),
+            Action::Finish => return None,
+        })
+    }
+
+    fn complain(&self, what: &str, error: &(dyn std::error::Error + 'static)) {
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        let needs_a_person =
+            error.downcast_ref::<StoreError>().is_some_and(|error| !error.is_transient());
+        if needs_a_person {
+            tracing::error!(route = %self.route, "failed to {what}: {text}");
+        } else {
+            tracing::warn!(route = %self.route, "failed to {what}: {text}");
+        }
+    }
+}

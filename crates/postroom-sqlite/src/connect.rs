@@ -1,0 +1,45 @@
+//! Opening a database file the way this store wants it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use postroom::StoreError;
+use rusqlite::Connection;
+
+/// How long a writer waits for another one before it is told that the database is busy.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Opens or creates `path` in WAL mode with full durability and a busy timeout.
+pub fn connect(path: &Path) -> Result<Connection, StoreError> {
+    let failed = |error| store_error("open the database file", error);
+    let connection = Connection::open(path).map_err(failed)?;
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
+    connection.pragma_update(None, "journal_mode", "wal").map_err(failed)?;
+    connection.pragma_update(None, "synchronous", "full").map_err(failed)?;
+    Ok(connection)
+}
+
+/// The path in a `sqlite:` URL (`sqlite:orders.db`, `sqlite:///var/lib/orders.db`).
+pub fn path_of(url: &str) -> Option<PathBuf> {
+    let path = url.strip_prefix("sqlite:")?;
+    let path = path.strip_prefix("//").unwrap_or(path);
+    (!path.is_empty()).then(|| PathBuf::from(path))
+}
+
+/// Sorts a driver error by what can be done about it.
+pub(crate) fn store_error(what: &'static str, error: rusqlite::Error) -> StoreError {
+    use rusqlite::ErrorCode;
+    if let rusqlite::Error::SqliteFailure(code, Some(message)) = &error
+        && code.code == ErrorCode::Unknown
+        && message.starts_with("no such table: postroom_")
+    {
+        return StoreError::Schema { problem: message.clone(), hint: "run `postroom migrate` on this database" };
+    }
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::DiskFull) => {
+            StoreError::Busy { what, source: error.into() }
+        }
+        Some(ErrorCode::CannotOpen) => StoreError::Unavailable { what, source: error.into() },
+        _ => StoreError::Refused { what, source: error.into() },
+    }
+}

@@ -1,0 +1,72 @@
+//! Numbered migrations in one immediate transaction, safe to repeat and to run from several processes at once.
+
+use postroom::StoreError;
+use rusqlite::{Connection, TransactionBehavior, params};
+use sha2::{Digest, Sha256};
+
+use crate::connect::store_error;
+
+const MIGRATIONS: &[(i64, &str, &str)] = &[(1, "foundation", include_str!("../migrations/0001_foundation.sql"))];
+
+const BOOKKEEPING: &str = "create table if not exists postroom_migrations (
+    number integer primary key, name text not null, checksum text not null);";
+
+/// Why the schema was not brought up to date. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrateError {
+    /// The file could not be opened or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// An applied migration differs from the one in this program.
+    #[error("migrate: migration {0} was applied with other content than this program has; use the version that applied it")]
+    Changed(i64),
+    /// The schema is newer than this program.
+    #[error("migrate: the schema has migration {0}, which this program does not know; use a newer postroom")]
+    Newer(i64),
+}
+
+/// Brings the schema up to date; returns the numbers and names that this run applied.
+pub fn migrate(connection: &mut Connection) -> Result<Vec<(i64, &'static str)>, MigrateError> {
+    let failed = |error| MigrateError::Store(store_error("migrate the schema", error));
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    tx.execute_batch(BOOKKEEPING).map_err(failed)?;
+    let present: Vec<(i64, String)> = tx
+        .prepare("select number, checksum from postroom_migrations order by number")
+        .and_then(|mut statement| statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect())
+        .map_err(failed)?;
+    for (number, sum) in &present {
+        match MIGRATIONS.iter().find(|(known, _, _)| known == number) {
+            None => return Err(MigrateError::Newer(*number)),
+            Some((_, _, sql)) if checksum(sql) != *sum => return Err(MigrateError::Changed(*number)),
+            Some(_) => {}
+        }
+    }
+    let newest = present.last().map_or(0, |(number, _)| *number);
+    let mut applied = Vec::new();
+    for (number, name, sql) in MIGRATIONS.iter().filter(|(number, _, _)| *number > newest) {
+        tx.execute_batch(sql).map_err(failed)?;
+        tx.execute(
+            "insert into postroom_migrations (number, name, checksum) values (?1, ?2, ?3)",
+            params![number, name, checksum(sql)],
+        )
+        .map_err(failed)?;
+        applied.push((*number, *name));
+    }
+    tx.commit().map_err(failed)?;
+    Ok(applied)
+}
+
+/// The whole schema as one script.
+pub fn print_sql() -> String {
+    let mut script = format!("begin immediate;\n{BOOKKEEPING}\n");
+    for (number, name, sql) in MIGRATIONS {
+        let sum = checksum(sql);
+        script.push_str(&format!("{sql}\ninsert into postroom_migrations values ({number}, '{name}', '{sum}');\n"));
+    }
+    script.push_str("commit;\n");
+    script
+}
+
+fn checksum(sql: &str) -> String {
+    Sha256::digest(sql.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,371 @@
+//! Claims messages of one route from a SQLite file: the log source with one lane, whose position is a seq.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use postroom::{
+    Claimed, Delivery, Message, MessageId, Origin, ReadId, Settled, Settlement, Source, Standing, StoreError, Token,
+    TopicFilter, Want, Watermark,
+};
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
+
+use crate::connect::{connect, store_error};
+use crate::record::Record;
+
+/// The one lane of a SQLite store.
+pub(crate) const LANE: u16 = 0;
+/// The clock of the database.
+pub(crate) const NOW: &str = "cast(unixepoch('subsec') * 1000 as integer)";
+
+/// What a source relays, and as whom.
+#[derive(Debug, Clone)]
+pub struct SqliteSourceOptions {
+    /// The database file.
+    pub path: PathBuf,
+    /// Name of the route; its position is kept under it.
+    pub route: String,
+    /// Which topics it takes.
+    pub topics: TopicFilter,
+    /// Name of this relay, unique among all relays.
+    pub owner: String,
+    /// How long the lane stays with a relay that has fallen silent.
+    pub lease: Duration,
+}
+
+/// Claims messages of one route. All work happens on blocking threads, on one connection.
+pub struct SqliteSource {
+    inner: Arc<Mutex<Inner>>,
+    lease: Duration,
+}
+
+struct Inner {
+    options: SqliteSourceOptions,
+    connection: Connection,
+    epoch: Option<i64>,
+    position: i64,
+    watermark: Watermark<i64>,
+    unwritten: Option<i64>,
+    next_token: u64,
+    out: HashMap<Token, Out>,
+    lost: Vec<u16>,
+}
+
+#[derive(Clone)]
+struct Out {
+    seq: i64,
+    key: Option<String>,
+    read: Option<ReadId>,
+}
+
+impl SqliteSource {
+    /// Registers the route and prepares to claim. Blocks for a moment.
+    pub fn open(options: SqliteSourceOptions) -> Result<Self, StoreError> {
+        let connection = connect(&options.path)?;
+        let failed = |error| store_error("register the route", error);
+        // Losing the newest position repeats messages and never loses any; WAL keeps the file consistent.
+        connection.pragma_update(None, "synchronous", "normal").map_err(failed)?;
+        let topics = serde_json::to_string(options.topics.patterns()).unwrap_or_default();
+        let sql = "insert into postroom_routes (name, topics) values (?1, ?2)
+                   on conflict (name) do update set topics = excluded.topics";
+        connection.execute(sql, params![options.route, topics]).map_err(failed)?;
+        let sql = "insert into postroom_lanes (route, lane) values (?1, ?2) on conflict (route, lane) do nothing";
+        connection.execute(sql, params![options.route, LANE]).map_err(failed)?;
+        let lease = options.lease;
+        let inner = Inner {
+            options,
+            connection,
+            epoch: None,
+            position: 0,
+            watermark: Watermark::default(),
+            unwritten: None,
+            next_token: 0,
+            out: HashMap::new(),
+            lost: Vec::new(),
+        };
+        Ok(Self { inner: Arc::new(Mutex::new(inner)), lease })
+    }
+
+    /// Runs on a blocking thread; it runs to its end even when the caller stops waiting.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce(&mut Inner) -> Result<T, rusqlite::Error> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let inner = self.inner.clone();
+        tokio::task::spawn_blocking(move || {
+            let mut inner = inner.lock().unwrap_or_else(PoisonError::into_inner);
+            work(&mut inner).map_err(|error| store_error(what, error))
+        })
+        .await
+        .map_err(|error| StoreError::Unavailable { what, source: error.into() })?
+    }
+}
+
+#[async_trait]
+impl Source for SqliteSource {
+    async fn renew(&self) -> Result<Standing, StoreError> {
+        self.blocking("renew the lease", |inner| {
+            let sql = format!(
+                "update postroom_lanes
+                    set epoch = case when owner = ?2 and epoch = ?3 then epoch else epoch + 1 end,
+                        owner = ?2, expires_ms = {NOW} + ?4
+                  where route = ?1 and lane = 0
+                    and (owner is null or expires_ms < {NOW} or (owner = ?2 and epoch = ?3))
+                returning epoch, position_seq"
+            );
+            let lease = inner.options.lease.as_millis() as i64;
+            let held: Option<(i64, i64)> = inner
+                .connection
+                .query_row(&sql, params![inner.options.route, inner.options.owner, inner.epoch, lease], |row| {
+                    Ok((row.get(0)?, row.get(1)?))
+                })
+                .optional()?;
+            match held {
+                Some((epoch, _)) if inner.epoch == Some(epoch) => {}
+                Some((epoch, position)) => {
+                    inner.lose();
+                    inner.epoch = Some(epoch);
+                    inner.position = position;
+                }
+                None => inner.lose(),
+            }
+            Ok(Standing { held: usize::from(inner.epoch.is_some()), lost_lanes: std::mem::take(&mut inner.lost) })
+        })
+        .await
+    }
+
+    async fn claim(&self, want: Want) -> Result<Claimed, StoreError> {
+        self.blocking("claim messages", move |inner| inner.claim(want)).await
+    }
+
+    async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError> {
+        let settlements = settlements.to_vec();
+        self.blocking("settle messages", move |inner| inner.settle(&settlements)).await
+    }
+
+    async fn release(&self) -> Result<(), StoreError> {
+        self.blocking("give the lane back", |inner| {
+            inner.settle(&[])?;
+            let sql = "update postroom_lanes set owner = null, expires_ms = null
+                        where route = ?1 and lane = 0 and epoch = ?2";
+            inner.connection.execute(sql, params![inner.options.route, inner.epoch])?;
+            inner.lose();
+            inner.lost.clear();
+            Ok(())
+        })
+        .await
+    }
+
+    fn lease(&self) -> Duration {
+        self.lease
+    }
+}
+
+impl Inner {
+    fn lose(&mut self) {
+        if self.epoch.take().is_some() {
+            self.lost.push(LANE);
+        }
+        self.out.clear();
+        self.watermark = Watermark::default();
+        self.unwritten = None;
+    }
+
+    fn hand_out(&mut self, out: Out) -> Token {
+        let token = Token(self.next_token);
+        self.next_token += 1;
+        self.out.insert(token, out);
+        token
+    }
+
+    fn claim(&mut self, want: Want) -> Result<Claimed, rusqlite::Error> {
+        let mut claimed = Claimed { lost_lanes: std::mem::take(&mut self.lost), ..Claimed::default() };
+        if self.epoch.is_none() {
+            return Ok(claimed);
+        }
+        if want.parked {
+            self.claim_parked(want.messages, &mut claimed)?;
+        }
+        let sql = format!(
+            "select o.*, coalesce(o.visible_ms > {NOW}, false) as scheduled, 0 as attempts,
+                    exists (select 1 from postroom_parked p
+                             where p.route = ?1 and p.ordering_key = coalesce(o.key, o.aggregate_id)
+                               and p.state <> 'scheduled') as behind
+               from postroom_outbox o where o.seq > ?2 order by o.seq limit ?3"
+        );
+        let rows: Vec<(i64, bool, bool, Message)> = self
+            .connection
+            .prepare_cached(&sql)?
+            .query_map(params![self.options.route, self.position, want.messages as i64], |row| {
+                Ok((row.get("seq")?, row.get("scheduled")?, row.get("behind")?, message_of(row)?))
+            })?
+            .collect::<Result<_, _>>()?;
+        let Some((last, _, _, _)) = rows.last() else { return Ok(claimed) };
+        self.position = *last;
+        claimed.more |= rows.len() >= want.messages;
+        let wanted = rows.iter().filter(|(_, _, _, message)| self.options.topics.takes(&message.topic)).count();
+        let read = self.watermark.opened(self.position, wanted);
+        if let Some(position) = self.watermark.advance() {
+            self.unwritten = Some(position);
+        }
+        for (seq, scheduled, behind, message) in rows {
+            if !self.options.topics.takes(&message.topic) {
+                continue;
+            }
+            let key = message.ordering_key().map(str::to_owned);
+            let token = self.hand_out(Out { seq, key, read: Some(read) });
+            let origin = Origin::Outbox;
+            claimed.deliveries.push(Delivery { token, lane: LANE, origin, attempts: 0, scheduled, behind, message });
+        }
+        Ok(claimed)
+    }
+
+    fn claim_parked(&mut self, want: usize, claimed: &mut Claimed) -> Result<(), rusqlite::Error> {
+        let in_hand: Vec<i64> = self.out.values().filter(|out| out.read.is_none()).map(|out| out.seq).collect();
+        let in_hand = serde_json::to_string(&in_hand).unwrap_or_default();
+        // Heads that are due, each with what queues behind it.
+        let sql = format!(
+            "with heads as (
+                 select p.* from postroom_parked p
+                  where p.route = ?1 and p.state <> 'queued' and p.due_ms <= {NOW}
+                    and p.seq not in (select value from json_each(?2))
+                    and (p.ordering_key is null or not exists (
+                            select 1 from postroom_parked e
+                             where e.route = p.route and e.ordering_key = p.ordering_key and e.state <> 'scheduled'
+                               and e.seq < p.seq))
+                  order by p.due_ms, p.seq limit ?3)
+             select * from heads
+             union all
+             select q.* from postroom_parked q
+              where q.route = ?1 and q.state = 'queued' and q.seq not in (select value from json_each(?2))
+                and q.ordering_key in (select ordering_key from heads where state = 'retry')
+              order by seq limit ?3"
+        );
+        let rows: Vec<(i64, Option<String>, u32, Message)> = self
+            .connection
+            .prepare_cached(&sql)?
+            .query_map(params![self.options.route, in_hand, want as i64], |row| {
+                Ok((row.get("seq")?, row.get("ordering_key")?, row.get("attempts")?, message_of(row)?))
+            })?
+            .collect::<Result<_, _>>()?;
+        claimed.more |= rows.len() >= want;
+        for (seq, key, attempts, message) in rows {
+            let token = self.hand_out(Out { seq, key, read: None });
+            claimed.deliveries.push(Delivery {
+                token,
+                lane: LANE,
+                origin: Origin::Parked,
+                attempts,
+                scheduled: false,
+                behind: false,
+                message,
+            });
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, settlements: &[Settlement]) -> Result<Settled, rusqlite::Error> {
+        let mut settled = Settled::default();
+        let Some(epoch) = self.epoch else {
+            settled.fenced = settlements.len();
+            settled.lost_lanes = std::mem::take(&mut self.lost);
+            return Ok(settled);
+        };
+        let mut record = Record::default();
+        for settlement in settlements {
+            if let Some(out) = self.out.get(&settlement.token) {
+                record.add(out.seq, out.key.as_deref(), out.read.is_none(), &settlement.outcome);
+            }
+        }
+        // The watermark moves in memory only after the transaction committed, so that a repeated call repeats it whole.
+        let mut reads: Vec<ReadId> = Vec::new();
+        for settlement in settlements {
+            if let Some(Out { read: Some(read), .. }) = self.out.get(&settlement.token) {
+                reads.push(*read);
+            }
+        }
+        if !record.is_empty() {
+            let route = self.options.route.clone();
+            let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let held: bool = tx.query_row(
+                "select exists (select 1 from postroom_lanes where route = ?1 and lane = 0 and epoch = ?2)",
+                params![route, epoch],
+                |row| row.get(0),
+            )?;
+            if held {
+                record.write(&tx, &route)?;
+                tx.commit()?;
+                settled.more_parked = true;
+            } else {
+                tx.rollback()?;
+                settled.fenced = settlements.len();
+                self.lose();
+                settled.lost_lanes = std::mem::take(&mut self.lost);
+                return Ok(settled);
+            }
+        }
+        for read in reads {
+            self.watermark.settled(read);
+        }
+        for settlement in settlements {
+            self.out.remove(&settlement.token);
+        }
+        if let Some(position) = self.watermark.advance() {
+            self.unwritten = Some(position);
+        }
+        if let Some(position) = self.unwritten {
+            let sql = "update postroom_lanes set position_seq = ?3 where route = ?1 and lane = 0 and epoch = ?2";
+            // An error leaves the position unwritten for the next settling; everything else is recorded.
+            match self.connection.execute(sql, params![self.options.route, epoch, position]) {
+                Ok(1) => self.unwritten = None,
+                Ok(_) => {
+                    self.lose();
+                    settled.lost_lanes = std::mem::take(&mut self.lost);
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(settled)
+    }
+}
+
+fn message_of(row: &Row<'_>) -> Result<Message, rusqlite::Error> {
+    let text_error = |error: postroom::BoxError| {
+        rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, error)
+    };
+    let id: String = row.get("id")?;
+    let id: MessageId = id.parse().map_err(|error: uuid::Error| text_error(error.into()))?;
+    let headers: Option<String> = row.get("headers")?;
+    let headers = match headers {
+        Some(json) => serde_json::from_str(&json).map_err(|error| text_error(error.into()))?,
+        None => Default::default(),
+    };
+    // A plain insert may have stored the payload as text: its bytes are what counts.
+    let payload = match row.get::<_, Value>("payload")? {
+        Value::Blob(bytes) => Bytes::from(bytes),
+        Value::Text(text) => Bytes::from(text.into_bytes()),
+        other => return Err(text_error(format!("payload is {:?}, not blob or text", other.data_type()).into())),
+    };
+    let occurred_ms: i64 = row.get("occurred_ms")?;
+    Ok(Message {
+        id,
+        topic: row.get("topic")?,
+        kind: row.get("type")?,
+        key: row.get("key")?,
+        routing_key: row.get("routing_key")?,
+        payload,
+        content_type: row.get("content_type")?,
+        headers,
+        tenant_id: row.get("tenant_id")?,
+        aggregate_type: row.get("aggregate_type")?,
+        aggregate_id: row.get("aggregate_id")?,
+        aggregate_version: row.get("aggregate_version")?,
+        occurred_at: Some(std::time::SystemTime::UNIX_EPOCH + Duration::from_millis(occurred_ms.max(0) as u64)),
+        delay: Duration::ZERO,
+    })
+}

@@ -1,0 +1,10 @@
+//! What the tests of postroom share. Never a dependency of anything that ships.
+
+pub mod chance;
+pub mod judge;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
+pub mod services;
+pub mod surroundings;

@@ -1,0 +1,35 @@
+//! Real servers that belong to one test run.
+//!
+//! [`PostgresServer`] and [`RabbitServer`] are started from the Debian packages, each on a free loopback port, with a
+//! data folder of its own. A server that already runs on the machine is neither used nor touched.
+//!
+//! Promise: a server that was started here ends when its value is dropped, and a little later when the whole process
+//! dies, even by `SIGKILL`: a watchdog shell notices that its pipe closed. Its folder goes with it.
+//!
+//! Edge: Linux only (`/proc` tells which processes belong to a server), and `sh` must be on the `PATH`.
+
+mod account;
+mod folder;
+pub mod ports;
+mod postgres;
+mod process;
+mod rabbitmq;
+mod wait;
+
+pub use postgres::PostgresServer;
+pub use rabbitmq::RabbitServer;
+
+/// Names of the Debian packages that [`PostgresServer`] and [`RabbitServer`] need and that are not installed.
+///
+/// Empty means that both can be started. It looks for the programs, not into the package database.
+#[must_use]
+pub fn missing() -> Vec<&'static str> {
+    let mut packages = Vec::new();
+    if postgres::programs().is_none() {
+        packages.push("postgresql");
+    }
+    if !rabbitmq::is_installed() {
+        packages.push("rabbitmq-server");
+    }
+    packages
+}

@@ -1,0 +1,45 @@
+//! Transactional outbox and inbox: the contracts and domain types that every other part of postroom shares.
+//!
+//! No I/O, no runtime, no driver and no broker in here. An application that writes messages needs this crate and one
+//! store (`postroom-postgres` or `postroom-sqlite`); `ARCHITECTURE.md` is the map of the rest.
+
+mod delivery;
+mod error;
+mod event;
+mod inbox;
+mod limits;
+mod message;
+mod outbox;
+mod redact;
+mod retry;
+mod sink;
+mod source;
+mod status;
+mod subscription;
+mod topics;
+mod unit_of_work;
+mod verdict;
+mod wake;
+mod watermark;
+
+pub use delivery::{Cause, Delivery, Origin, Outcome, Settlement, Token};
+pub use error::{BoxError, StoreError, Unavailable};
+pub use event::{Event, EventError};
+pub use inbox::{Admission, Consumer, Inbox, InvalidConsumer, OnceError};
+pub use limits::{
+    CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, LimitExceeded, NAME_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+};
+pub use message::{Headers, Message, MessageId};
+pub use outbox::{EnqueueError, Outbox};
+pub use redact::redact_url;
+pub use retry::{Disposition, RetryPolicy, decide};
+pub use sink::{Batch, Sink, SinkLimits};
+pub use source::{Claimed, Settled, Source, Standing, Want};
+pub use status::{RouteStatus, StoreStatus};
+pub use subscription::{Received, Subscription};
+pub use topics::{InvalidTopicPattern, TopicFilter};
+pub use unit_of_work::{RaisesEvents, UnitOfWork};
+pub use verdict::{Failure, FailureKind, Verdict, Verdicts};
+pub use wake::Wake;
+pub use watermark::{ReadId, Watermark};

@@ -1,0 +1,125 @@
+//! Pure: what becomes of a message after a verdict. No clock, no chance except what is handed in.
+
+use std::time::Duration;
+
+use crate::delivery::Cause;
+use crate::verdict::{FailureKind, Verdict};
+
+/// When to try again and when to stop.
+///
+/// The wait after the n-th attempt is `min(cap, base^n)` seconds plus `jitter` times a number in 0..1.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RetryPolicy {
+    /// Base of the exponential, in seconds; 3.
+    pub base: f64,
+    /// Longest wait before jitter; 300 s.
+    pub cap: Duration,
+    /// Largest jitter; 2.5 s.
+    pub jitter: Duration,
+    /// Attempts after which a message is dead; 8.
+    pub attempts_max: u32,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self { base: 3.0, cap: Duration::from_secs(300), jitter: Duration::from_millis(2500), attempts_max: 8 }
+    }
+}
+
+impl RetryPolicy {
+    /// The wait after `attempts` attempts; `chance` in 0..1 scales the jitter.
+    pub fn wait(&self, attempts: u32, chance: f64) -> Duration {
+        let exponential = self.base.powi(attempts.min(64) as i32).min(self.cap.as_secs_f64());
+        Duration::from_secs_f64(exponential.max(0.0)) + self.jitter.mul_f64(chance.clamp(0.0, 1.0))
+    }
+}
+
+/// What the policy makes of a verdict.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Disposition {
+    /// Settled: the broker has it, or the sink does not want it.
+    Done,
+    /// Park it and try again after a wait; `attempts` is what is recorded.
+    Retry {
+        /// Wait by the database's clock.
+        after: Duration,
+        /// Attempts burned so far, this one included where it burned one.
+        attempts: u32,
+        /// For the operator.
+        error: String,
+    },
+    /// It becomes a dead letter.
+    Dead {
+        /// Attempts burned, this one included.
+        attempts: u32,
+        /// Why it is dead.
+        cause: Cause,
+        /// For the operator.
+        error: String,
+    },
+    /// Nobody knows the outcome: publish it again with the same id, at once and in its place; no attempt is burned.
+    Again,
+}
+
+/// Decides by the verdict, the attempts burned before it, and `chance` in 0..1. Only a verdict on the message itself
+/// burns an attempt; an outage never comes here.
+pub fn decide(verdict: Verdict, attempts: u32, policy: &RetryPolicy, chance: f64) -> Disposition {
+    let failure = match verdict {
+        Verdict::Stored | Verdict::Skipped => return Disposition::Done,
+        Verdict::Unknown(_) => return Disposition::Again,
+        Verdict::Failed(failure) => failure,
+    };
+    let error = failure.reason;
+    let burned = attempts.saturating_add(1);
+    match failure.kind {
+        FailureKind::Busy => Disposition::Retry { after: policy.wait(burned, chance), attempts, error },
+        FailureKind::Transient if burned < policy.attempts_max => {
+            Disposition::Retry { after: policy.wait(burned, chance), attempts: burned, error }
+        }
+        FailureKind::Transient => Disposition::Dead { attempts: burned, cause: Cause::Exhausted, error },
+        FailureKind::Permanent => Disposition::Dead { attempts: burned, cause: Cause::Permanent, error },
+        FailureKind::Poison => Disposition::Dead { attempts: burned, cause: Cause::Poison, error },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(kind: FailureKind) -> Verdict {
+        Verdict::failed(kind, "refused")
+    }
+
+    #[test]
+    fn waits_follow_the_formula_and_its_cap() {
+        let policy = RetryPolicy::default();
+        let waits: Vec<u64> = (1..=8).map(|attempts| policy.wait(attempts, 0.0).as_secs()).collect();
+        assert_eq!(waits, [3, 9, 27, 81, 243, 300, 300, 300]);
+        assert_eq!(policy.wait(1, 1.0), Duration::from_millis(5500));
+        assert_eq!(policy.wait(u32::MAX, 0.0), Duration::from_secs(300));
+    }
+
+    #[test]
+    fn a_message_is_dead_after_exactly_the_permitted_attempts() {
+        let policy = RetryPolicy::default();
+        let mut attempts = 0;
+        for _ in 0..7 {
+            match decide(failed(FailureKind::Transient), attempts, &policy, 0.5) {
+                Disposition::Retry { attempts: burned, .. } => attempts = burned,
+                other => panic!("{other:?}"),
+            }
+        }
+        let last = decide(failed(FailureKind::Transient), attempts, &policy, 0.5);
+        assert!(matches!(last, Disposition::Dead { attempts: 8, cause: Cause::Exhausted, .. }));
+    }
+
+    #[test]
+    fn pushing_back_and_not_knowing_burn_no_attempt() {
+        let policy = RetryPolicy::default();
+        for attempts in [0, 7, 100] {
+            let busy = decide(failed(FailureKind::Busy), attempts, &policy, 0.0);
+            assert!(matches!(busy, Disposition::Retry { attempts: after, .. } if after == attempts));
+            assert_eq!(decide(Verdict::Unknown("cut".into()), attempts, &policy, 0.0), Disposition::Again);
+        }
+    }
+}

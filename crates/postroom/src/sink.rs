@@ -1,0 +1,58 @@
+//! The far end of the relay: where messages are published.
+
+use async_trait::async_trait;
+
+use crate::error::Unavailable;
+use crate::message::Message;
+use crate::verdict::Verdicts;
+
+/// Messages published together. No two of them share a key.
+#[derive(Debug)]
+pub struct Batch {
+    messages: Vec<Message>,
+}
+
+impl Batch {
+    /// A batch of these messages.
+    pub fn new(messages: Vec<Message>) -> Self {
+        Self { messages }
+    }
+
+    /// The messages.
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// The unjudged batch: every message *unknown*.
+    pub fn silent(&self) -> Verdicts {
+        Verdicts::silent(self.messages.iter().map(|message| message.id))
+    }
+}
+
+/// How a sink likes to be called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SinkLimits {
+    /// Most messages in a batch.
+    pub batch_messages_max: usize,
+    /// Most batches under way at once.
+    pub batches_in_flight_max: usize,
+}
+
+/// Publishes batches to one broker and judges each message. It never retries: that is the policy's business.
+///
+/// Guarantees: a message is judged `Stored` only after the broker's positive confirm of this very message; every
+/// `publish` ends within the sink's own deadline; dropping the future leaves nothing behind that a later call trips over.
+#[async_trait]
+pub trait Sink: Send + Sync {
+    /// How it likes to be called.
+    fn limits(&self) -> SinkLimits;
+
+    /// Publishes and judges. `Unavailable` says that no message of the batch was judged and none may be assumed stored.
+    async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable>;
+
+    /// Connects if need be, and says whether publishing has a chance.
+    async fn probe(&self) -> Result<(), Unavailable>;
+
+    /// Closes connections; what is under way ends as `Unknown` or `Unavailable`.
+    async fn close(&self);
+}

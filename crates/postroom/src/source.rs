@@ -1,0 +1,75 @@
+//! The near end of the relay: where messages are claimed and outcomes are recorded.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::delivery::{Delivery, Settlement};
+use crate::error::StoreError;
+
+/// How much a relay wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Want {
+    /// At most this many deliveries from the outbox, and as many parked ones.
+    pub messages: usize,
+    /// Whether to look at parked messages too.
+    pub parked: bool,
+}
+
+/// What a claim brought.
+#[derive(Debug, Default)]
+pub struct Claimed {
+    /// In order: within a lane, deliveries of one key are in the order in which they are to be published.
+    pub deliveries: Vec<Delivery>,
+    /// There is more to be had at once.
+    pub more: bool,
+    /// Lanes that this relay no longer holds. Deliveries of them are no longer its business.
+    pub lost_lanes: Vec<u16>,
+}
+
+/// What a settling changed.
+#[derive(Debug, Default)]
+pub struct Settled {
+    /// Lanes that were lost: nothing was recorded for them. Losing a lease is data, not an error, and never success.
+    pub lost_lanes: Vec<u16>,
+    /// Settlements that changed nothing because their lane was lost.
+    pub fenced: usize,
+    /// A key has become free whose parked messages can be claimed at once.
+    pub more_parked: bool,
+}
+
+/// How a relay stands with its route.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// Lanes held after the call.
+    pub held: usize,
+    /// Lanes lost since the last call.
+    pub lost_lanes: Vec<u16>,
+}
+
+/// Claims messages of one route and records what became of them.
+///
+/// Guarantees, on every implementation (the conformance suite of `postroom-testkit` checks them):
+/// - a committed message is handed out at least once, and again after a restart until it is settled;
+/// - a message that was rolled back is never handed out;
+/// - while the lease holds, no message is handed out twice;
+/// - within a key, messages are handed out in the order in which their transactions took the key's row lock;
+/// - a settlement of a lost lane changes nothing and is reported as fenced.
+#[async_trait]
+pub trait Source: Send + Sync {
+    /// Acquires free or expired lanes and extends the lease on those held. Called every third of [`Source::lease`];
+    /// local deadlines are taken before the call is sent, so they only make the relay give up earlier.
+    async fn renew(&self) -> Result<Standing, StoreError>;
+
+    /// Hands out up to `want` deliveries of the lanes held.
+    async fn claim(&self, want: Want) -> Result<Claimed, StoreError>;
+
+    /// Records outcomes. May be called again with the same settlements after an error: it repeats nothing.
+    async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError>;
+
+    /// Gives the lanes back, so that another relay can take them at once.
+    async fn release(&self) -> Result<(), StoreError>;
+
+    /// How long a lease lasts without renewal.
+    fn lease(&self) -> Duration;
+}

@@ -1,0 +1,41 @@
+//! What `postroom status` shows.
+
+use serde::Serialize;
+
+/// The state of a store.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StoreStatus {
+    /// `postgres` or `sqlite`.
+    pub store: &'static str,
+    /// Number of the newest migration.
+    pub schema_version: i64,
+    /// Rows kept in the outbox, sent or not; an estimate where counting would be expensive.
+    pub outbox_rows: i64,
+    /// One entry for each route that a relay has ever run.
+    pub routes: Vec<RouteStatus>,
+}
+
+/// The state of one route.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RouteStatus {
+    /// Name of the route.
+    pub route: String,
+    /// Messages of the outbox that the route has not settled; counted up to a bound.
+    pub backlog: i64,
+    /// The backlog was counted only up to its bound.
+    pub backlog_is_bound: bool,
+    /// Age of the oldest message that is not settled and not parked, in seconds, by the database's clock.
+    pub oldest_unsent_seconds: Option<f64>,
+    /// Messages that wait for a retry, for their time, or behind another of their key.
+    pub parked: i64,
+    /// Of those, delayed messages that are not due.
+    pub scheduled: i64,
+    /// Dead letters.
+    pub dead: i64,
+    /// Lanes of the route, and how many are held under a valid lease.
+    pub lanes: i64,
+    /// See `lanes`.
+    pub lanes_held: i64,
+    /// Relays that hold lanes.
+    pub relays: Vec<String>,
+}

@@ -1,0 +1,26 @@
+//! A hint that there is something to do. It may lie both ways: polling is the truth.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+/// Wakes an in-process relay after a commit. Cloning shares the signal; signals given while nobody waits coalesce into one.
+#[derive(Debug, Clone, Default)]
+pub struct Wake(Arc<Notify>);
+
+impl Wake {
+    /// A new signal.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Call this after the commit, never before it.
+    pub fn notify(&self) {
+        self.0.notify_one();
+    }
+
+    /// Waits for a signal; one that was given before the call ends it at once.
+    pub async fn notified(&self) {
+        self.0.notified().await;
+    }
+}

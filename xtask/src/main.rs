@@ -1,0 +1,56 @@
+//! The project's own chores: `cargo xtask <command>`.
+
+mod failure;
+mod held;
+mod packages;
+mod seeded_bugs;
+mod services;
+mod sources;
+mod steps;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::env;
+use std::process::ExitCode;
+
+use failure::Failure;
+
+const HELP: &str = "\
+cargo xtask <command>
+
+  test [-- ARGS]                    install what is missing, start a private PostgreSQL and RabbitMQ, run all tests;
+                                    ARGS go to `cargo test`
+  seeded-bugs [--only NAME] [--list]
+                                    switch on one known bug after the other and require that a test fails
+  tidy                              check crate directions, broker names, file sizes and pure files
+
+Exit codes: 0 done, 1 something was found or failed, 2 wrong use or a missing package, 130 interrupted;
+`test` hands on the exit code of cargo.";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    match run(&args) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("xtask: {failure}");
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn run(args: &[String]) -> Result<ExitCode, Failure> {
+    let Some((command, rest)) = args.split_first() else {
+        return Err(Failure::usage(format!("name a command\n\n{HELP}")));
+    };
+    match command.as_str() {
+        "test" => test::run(rest),
+        "seeded-bugs" => seeded_bugs::run(rest),
+        "tidy" => tidy::run(rest),
+        "help" | "--help" | "-h" => {
+            println!("{HELP}");
+            Ok(ExitCode::SUCCESS)
+        }
+        other => Err(Failure::usage(format!("there is no command `{other}`\n\n{HELP}"))),
+    }
+}

@@ -1,0 +1,90 @@
+//! Installing the servers' packages without letting Debian start its own servers.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::Command;
+
+use postroom_testkit::services;
+
+use crate::failure::Failure;
+use crate::held::Held;
+use crate::steps::step;
+
+const APT_GET: &str = "/usr/bin/apt-get";
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+/// 101: the action is forbidden.
+const POLICY_TEXT: &str = "#!/bin/sh\n# put here by postroom's `cargo xtask`, which removes it again\nexit 101\n";
+
+/// Makes sure that PostgreSQL and RabbitMQ can be started.
+///
+/// As root on Debian it installs what is missing; anybody else is told what to install, with exit code 2.
+pub(crate) fn ensure(held: &Held) -> Result<(), Failure> {
+    let missing = services::missing();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let wanted = missing.join(" ");
+    let we_are_root = fs::metadata("/proc/self").is_ok_and(|about| about.uid() == 0);
+    if !we_are_root || !Path::new(APT_GET).exists() {
+        return Err(Failure::usage(format!(
+            "the tests need the Debian packages {wanted}, for servers of their own; install them with\n    \
+             sudo apt-get install --no-install-recommends {wanted}"
+        )));
+    }
+    if let Some(policy) = NoServiceStarts::put()? {
+        held.keep_policy(policy);
+    }
+    let installed = step(&format!("apt-get install {wanted}"), || {
+        apt_get(held, &["update"])?;
+        let mut args = vec!["install", "-y", "--no-install-recommends"];
+        args.extend(&missing);
+        apt_get(held, &args)
+    });
+    held.drop_policy();
+    installed?;
+    let still = services::missing();
+    if still.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure::usage(format!("apt-get installed {wanted}, but the programs of {} are missing", still.join(" "))))
+    }
+}
+
+fn apt_get(held: &Held, args: &[&str]) -> Result<(), Failure> {
+    let mut command = Command::new(APT_GET);
+    command.arg("-q").args(args).env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1");
+    let status = held.run(&mut command)?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Failure::work(format!("`apt-get {}` ended with {status}; what it printed says why", args.join(" "))))
+}
+
+/// The file that keeps packages from starting their servers; dropping it removes the file.
+#[derive(Debug)]
+pub(crate) struct NoServiceStarts(());
+
+impl NoServiceStarts {
+    /// `None` when the machine has a policy of its own, which stays.
+    fn put() -> io::Result<Option<Self>> {
+        match OpenOptions::new().write(true).create_new(true).mode(0o755).open(POLICY) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+            Err(error) => Err(io::Error::new(error.kind(), format!("write {POLICY}: {error}"))),
+            Ok(mut file) => {
+                let policy = Self(());
+                file.write_all(POLICY_TEXT.as_bytes())?;
+                Ok(Some(policy))
+            }
+        }
+    }
+}
+
+impl Drop for NoServiceStarts {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(POLICY) {
+            eprintln!("xtask: failed to remove {POLICY}: {error}; remove it, or no package can start its service");
+        }
+    }
+}

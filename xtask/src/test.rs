@@ -1,0 +1,88 @@
+//! `cargo xtask test`: every test, against real servers of our own.
+
+use std::ffi::OsString;
+use std::process::{ExitCode, ExitStatus};
+
+use crate::failure::Failure;
+use crate::held::Held;
+use crate::packages;
+use crate::services::{Scratch, Services};
+use crate::steps::step;
+use crate::workspace::Workspace;
+
+pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
+    let extra = match args.split_first() {
+        None => &[],
+        Some((first, rest)) if first == "--" => rest,
+        Some((first, _)) => {
+            return Err(Failure::usage(format!(
+                "`{first}` is not understood here; arguments for cargo test stand behind `--`: cargo xtask test -- {first}"
+            )));
+        }
+    };
+    let workspace = Workspace::find()?;
+    let held = Held::until_interrupted()?;
+    packages::ensure(&held)?;
+    build_programs(&workspace, &held)?;
+    let scratch = Scratch::create(&workspace)?;
+    let tested = start_services(&workspace, &held).and_then(|environment| {
+        step("cargo test", || {
+            let mut cargo = workspace.cargo();
+            cargo.args(["test", "--all-features"]);
+            // With `--workspace` cargo would silently ignore a package that was named.
+            if !names_package(extra) {
+                cargo.arg("--workspace");
+            }
+            cargo.args(extra);
+            cargo.envs(environment).env("POSTROOM_TEST_DIR", &scratch.0);
+            cargo.env("POSTROOM_BIN", workspace.built("release", "postroom"));
+            cargo.env("POSTROOM_ORDERS_BIN", workspace.built("release", "orders"));
+            Ok(held.run(&mut cargo)?)
+        })
+    });
+    held.let_go();
+    scratch.close(tested.as_ref().is_ok_and(ExitStatus::success));
+    Ok(exit_code(tested?))
+}
+
+/// The programs that fault tests start and kill.
+fn build_programs(workspace: &Workspace, held: &Held) -> Result<(), Failure> {
+    step("build the programs that the tests kill", || {
+        let mut cargo = workspace.cargo();
+        cargo.args(["build", "--release", "-p", "postroom-cli", "-p", "orders"]);
+        if held.run(&mut cargo)?.success() { Ok(()) } else { Err(Failure::work("the build failed, see above")) }
+    })
+}
+
+/// Starts the servers, hands them to `held`, and returns what tests need to find them.
+pub(crate) fn start_services(workspace: &Workspace, held: &Held) -> Result<Vec<(&'static str, OsString)>, Failure> {
+    step("start PostgreSQL and RabbitMQ", || {
+        let services = Services::start(workspace)?;
+        let environment = services.environment();
+        held.keep_services(services);
+        Ok(environment)
+    })
+}
+
+fn names_package(extra: &[String]) -> bool {
+    let for_cargo = extra.iter().take_while(|arg| *arg != "--");
+    for_cargo.into_iter().any(|arg| arg.starts_with("-p") || arg == "--package" || arg.starts_with("--package="))
+}
+
+/// A cargo that was killed has no code of its own.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+    ExitCode::from(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_named_package_narrows_the_workspace() {
+        let given = |text: &str| names_package(&text.split(' ').map(String::from).collect::<Vec<_>>());
+        assert!(given("-p postroom") && given("-ppostroom") && given("--test x --package=postroom"));
+        assert!(!given("--test engine") && !given("-- -p"));
+    }
+}
