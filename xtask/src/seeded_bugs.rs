@@ -37,7 +37,7 @@ const BUGS: &[Bug] = &[
         name: "cursor_by_id",
         breaks: "reads by seq alone, without the late path",
         package: "postroom-postgres",
-        test: &["--test", "log_source", "every_committed_message_is_read_exactly_once"],
+        test: &["--test", "store", "every_committed_message_is_read_exactly_once"],
         needs_bin: false,
     },
     Bug {

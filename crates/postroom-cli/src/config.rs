@@ -261,7 +261,9 @@ fn duration(table: &Table, key: &str, at: &str) -> Result<Option<Duration>, Stri
         None => Ok(None),
         Some(Value::String(text)) => match parse_duration(text) {
             Some(duration) => Ok(Some(duration)),
-            None => Err(format!("{at}{key} is {text:?}; it wants a duration such as \"200ms\", \"30s\", \"5m\" or \"1h\"")),
+            None => {
+                Err(format!("{at}{key} is {text:?}; it wants a duration such as \"200ms\", \"30s\", \"5m\" or \"1h\""))
+            }
         },
         Some(_) => Err(format!("{at}{key} wants a duration in quotes, such as \"30s\"")),
     }
@@ -317,7 +319,10 @@ mod tests {
         let cases = [
             (GOOD.replace("poll_idle", "poll_idel"), "relay.poll_idel is not a known key; did you mean \"poll_idle\"?"),
             (GOOD.replace("attempts_max", "max_attempts"), "routes[0].retry.max_attempts is not a known key"),
-            (GOOD.replace("url = \"amqp", "uri = \"amqp"), "routes[0].sink.uri is not a known key; did you mean \"url\"?"),
+            (
+                GOOD.replace("url = \"amqp", "uri = \"amqp"),
+                "routes[0].sink.uri is not a known key; did you mean \"url\"?",
+            ),
             (GOOD.replace("\"rabbitmq\"", "\"rabitmq\""), "did you mean \"rabbitmq\"?"),
             (GOOD.replace("50ms", "50 parsecs"), "it wants a duration such as"),
             (GOOD.replace("billing.*", "b*g"), "topics: failed to read topic pattern"),

@@ -40,10 +40,13 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
             .seed(unique.as_uuid().as_u64_pair().1);
         let mut stopped = stop.subscribe();
         tracing::info!(route = %route.name, topics = %route.topics, store = %store.shown(), sink = %route.sink.shown(), "relaying");
-        relays.push((route.name.clone(), tokio::spawn(relay.run(async move {
-            // An error means that the sender is gone, which is a stop too.
-            let _ = stopped.wait_for(|stopped| *stopped).await;
-        }))));
+        relays.push((
+            route.name.clone(),
+            tokio::spawn(relay.run(async move {
+                // An error means that the sender is gone, which is a stop too.
+                let _ = stopped.wait_for(|stopped| *stopped).await;
+            })),
+        ));
     }
     announce(&config, &owner);
     wait_for_signals(stop)?;

@@ -41,9 +41,8 @@ fn table(shown: &str, status: &StoreStatus) -> String {
     }
     let heads = ["route", "backlog", "oldest unsent", "parked", "scheduled", "dead", "lanes held", "relays"];
     let rows: Vec<[String; 8]> = status.routes.iter().map(row).collect();
-    let width = |column: usize| {
-        rows.iter().map(|row| row[column].len()).chain([heads[column].len()]).max().unwrap_or_default()
-    };
+    let width =
+        |column: usize| rows.iter().map(|row| row[column].len()).chain([heads[column].len()]).max().unwrap_or_default();
     let widths: Vec<usize> = (0..heads.len()).map(width).collect();
     let mut line = |cells: Vec<&str>| {
         let cells: Vec<String> =

@@ -29,7 +29,9 @@ impl Store {
     /// Reads the URL; connects to nothing.
     pub fn of(url: &str) -> Result<Self, Failure> {
         if url.starts_with("postgres://") || url.starts_with("postgresql://") {
-            return Connector::new(url).map(|connector| Self::Postgres(Box::new(connector))).map_err(|error| Failure::of(exit::USAGE, &error));
+            return Connector::new(url)
+                .map(|connector| Self::Postgres(Box::new(connector)))
+                .map_err(|error| Failure::of(exit::USAGE, &error));
         }
         if let Some(path) = postroom_sqlite::path_of(url) {
             return Ok(Self::Sqlite(path));

@@ -19,15 +19,6 @@ create table postroom.settings (
 insert into postroom.settings (lanes, system_identifier)
 select {{lanes}}, system_identifier from pg_control_system();
 
--- Header objects hold text values only. json, not jsonb: jsonb cannot hold \u0000.
-create function postroom.headers_are_text(headers json) returns boolean
-language sql immutable parallel safe
-as $$
-    select json_typeof(headers) = 'object'
-       and octet_length(headers::text) <= 65536
-       and (select count(*) <= 64 and coalesce(bool_and(json_typeof(value) = 'string'), true) from json_each(headers))
-$$;
-
 -- Rows are appended and never updated. xid stands before seq: column defaults are evaluated in order, so a row's
 -- transaction id is older than its seq, which the log source builds upon. Neither is ever to be given by a writer.
 create table postroom.outbox (
@@ -43,7 +34,7 @@ create table postroom.outbox (
     key               text,
     routing_key       text,
     content_type      text        not null default 'application/octet-stream',
-    headers           json,
+    headers           json, -- not jsonb, which cannot hold \u0000
     tenant_id         text,
     aggregate_type    text,
     aggregate_id      text,
@@ -55,7 +46,8 @@ create table postroom.outbox (
     constraint outbox_key_has_1_to_512_bytes          check (octet_length(key) between 1 and 512),
     constraint outbox_routing_key_has_at_most_255_bytes check (octet_length(routing_key) <= 255),
     constraint outbox_content_type_has_1_to_255_bytes check (octet_length(content_type) between 1 and 255),
-    constraint outbox_headers_are_at_most_64_texts    check (headers is null or postroom.headers_are_text(headers)),
+    constraint outbox_headers_are_an_object_of_at_most_65536_bytes
+        check (json_typeof(headers) = 'object' and octet_length(headers::text) <= 65536),
     constraint outbox_tenant_id_has_at_most_512_bytes check (octet_length(tenant_id) <= 512),
     constraint outbox_aggregate_type_has_at_most_255_bytes check (octet_length(aggregate_type) <= 255),
     constraint outbox_aggregate_id_has_1_to_512_bytes check (octet_length(aggregate_id) between 1 and 512)
@@ -215,7 +207,10 @@ begin
         when enqueue.content_type is null or octet_length(enqueue.content_type) not between 1 and 255
             then 'content_type wants 1 to 255 bytes'
         when enqueue.delay < interval '0' then format('delay is negative (%s)', enqueue.delay)
-        when enqueue.headers is not null and not postroom.headers_are_text(enqueue.headers::json)
+        when jsonb_typeof(enqueue.headers) <> 'object' then 'headers must be an object of text values'
+        when octet_length(enqueue.headers::text) > 65536 then 'headers have more than 65536 bytes'
+        when exists (select from jsonb_each(case jsonb_typeof(enqueue.headers) when 'object' then enqueue.headers end)
+                     having count(*) > 64 or bool_or(jsonb_typeof(value) <> 'string'))
             then 'headers must be an object of at most 64 text values'
     end;
     if problem is not null then

@@ -61,12 +61,11 @@ impl Connector {
         }
         let mut roots = rustls::RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        let tls =
-            rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-                .with_safe_default_protocol_versions()
-                .map_err(|error| invalid(error.into()))?
-                .with_root_certificates(roots)
-                .with_no_client_auth();
+        let tls = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| invalid(error.into()))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
         Ok(Self { config, tls: MakeRustlsConnect::new(tls), shown: redact_url(url) })
     }
 

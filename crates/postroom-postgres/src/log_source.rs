@@ -208,9 +208,8 @@ impl LogSource {
                 let mark = session.prepared("select floor_seq, xid::text from postroom.checkpoint()").await?;
                 let read = session.prepared(include_str!("sql/claim.sql")).await?;
                 // Sent together, done in this order: the checkpoint has committed when the read takes its snapshot.
-                let mark = async {
-                    if checkpoint { session.client.query_one(&mark, &[]).await.map(Some) } else { Ok(None) }
-                };
+                let mark =
+                    async { if checkpoint { session.client.query_one(&mark, &[]).await.map(Some) } else { Ok(None) } };
                 let parameters: [&(dyn ToSql + Sync); 9] = [
                     &lanes,
                     &seqs,
@@ -248,8 +247,7 @@ impl LogSource {
             let now = Instant::now();
             let lanes: Vec<i16> =
                 state.lanes.iter().filter(|(_, lane)| lane.deadline > now).map(|(lane, _)| *lane as i16).collect();
-            let in_hand: Vec<i64> =
-                state.out.values().filter(|out| out.read.is_none()).map(|out| out.seq).collect();
+            let in_hand: Vec<i64> = state.out.values().filter(|out| out.read.is_none()).map(|out| out.seq).collect();
             (lanes, in_hand)
         };
         if lanes.is_empty() {
@@ -261,10 +259,7 @@ impl LogSource {
             .call("claim parked messages", async |session| {
                 let statement = session.prepared(include_str!("sql/claim_parked.sql")).await?;
                 let followers = FOLLOWERS_MAX.min(heads);
-                session
-                    .client
-                    .query(&statement, &[&self.options.route, &lanes, &in_hand, &heads, &followers])
-                    .await
+                session.client.query(&statement, &[&self.options.route, &lanes, &in_hand, &heads, &followers]).await
             })
             .await?;
         let mut state = self.state();
@@ -343,10 +338,7 @@ impl Source for LogSource {
                 let statement = session.prepared(include_str!("sql/renew.sql")).await?;
                 session
                     .client
-                    .query(
-                        &statement,
-                        &[&self.options.route, &self.options.owner, &lanes, &epochs, &lease_ms],
-                    )
+                    .query(&statement, &[&self.options.route, &self.options.owner, &lanes, &epochs, &lease_ms])
                     .await
             })
             .await?;
@@ -466,10 +458,7 @@ impl Source for LogSource {
             self.state().lanes.iter().map(|(number, lane)| (*number as i16, lane.epoch)).unzip();
         self.leases
             .call("give the lanes back", async |session| {
-                session
-                    .client
-                    .execute(include_str!("sql/release.sql"), &[&self.options.route, &lanes, &epochs])
-                    .await
+                session.client.execute(include_str!("sql/release.sql"), &[&self.options.route, &lanes, &epochs]).await
             })
             .await?;
         let mut state = self.state();
@@ -560,8 +549,7 @@ impl State {
                 }
                 let message = message_of(row)?;
                 let key = message.ordering_key().map(str::to_owned);
-                let out =
-                    Out { lane: ask.lane, epoch: ask.epoch, seq: get(row, "seq")?, key, read: Some(read) };
+                let out = Out { lane: ask.lane, epoch: ask.epoch, seq: get(row, "seq")?, key, read: Some(read) };
                 let token = self.hand_out(out);
                 deliveries.push(Delivery {
                     token,

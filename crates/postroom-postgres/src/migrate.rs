@@ -95,11 +95,8 @@ pub async fn migrate(connector: &Connector, lanes: u16) -> Result<Migrated, Migr
 
 async fn apply(client: &mut Client, lanes: u16) -> Result<Migrated, MigrateError> {
     let failed = |error| MigrateError::Store(store_error("read the applied migrations", error));
-    let there: bool = client
-        .query_one("select to_regclass('postroom.migrations') is not null", &[])
-        .await
-        .map_err(failed)?
-        .get(0);
+    let there: bool =
+        client.query_one("select to_regclass('postroom.migrations') is not null", &[]).await.map_err(failed)?.get(0);
     if !there {
         client.batch_execute(BOOKKEEPING).await.map_err(failed)?;
     }

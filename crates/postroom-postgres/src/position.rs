@@ -37,25 +37,20 @@ impl Position {
         let floor = floor.max(self.floor);
         match (&self.catch_up, found.late_more, found.late_last) {
             // More late rows than one read takes: stay where we are, remember how far we came and under which snapshot.
-            (None, true, Some(seq)) => Self {
-                catch_up: Some(CatchUp { snapshot: snapshot.clone(), seq }),
-                ..self.clone()
-            },
-            (Some(running), true, Some(seq)) => Self {
-                catch_up: Some(CatchUp { snapshot: running.snapshot.clone(), seq }),
-                ..self.clone()
-            },
+            (None, true, Some(seq)) => {
+                Self { catch_up: Some(CatchUp { snapshot: snapshot.clone(), seq }), ..self.clone() }
+            }
+            (Some(running), true, Some(seq)) => {
+                Self { catch_up: Some(CatchUp { snapshot: running.snapshot.clone(), seq }), ..self.clone() }
+            }
             // The catch-up is complete: everything visible in its snapshot up to our seq is consumed. The floor of the old
             // position is kept: it is older, so it is true of the newer snapshot too.
             (Some(running), _, _) => {
                 Self { snapshot: running.snapshot.clone(), seq: self.seq, floor: self.floor, catch_up: None }
             }
-            (None, _, _) => Self {
-                snapshot: snapshot.clone(),
-                seq: found.fresh_last.unwrap_or(self.seq),
-                floor,
-                catch_up: None,
-            },
+            (None, _, _) => {
+                Self { snapshot: snapshot.clone(), seq: found.fresh_last.unwrap_or(self.seq), floor, catch_up: None }
+            }
         }
     }
 }
@@ -110,7 +105,8 @@ mod tests {
 
     #[test]
     fn more_late_rows_than_a_read_takes_are_caught_up_under_one_snapshot() {
-        let (first, second, third): (Arc<str>, Arc<str>, Arc<str>) = ("15:30:".into(), "16:31:".into(), "17:32:".into());
+        let (first, second, third): (Arc<str>, Arc<str>, Arc<str>) =
+            ("15:30:".into(), "16:31:".into(), "17:32:".into());
         let more = |last| Found { late_last: Some(last), late_more: true, fresh_last: None };
         let begun = at(100).after(&first, 90, &more(40));
         assert_eq!((begun.snapshot.as_ref(), begun.seq), ("10:20:12", 100));

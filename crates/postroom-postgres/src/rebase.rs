@@ -10,7 +10,8 @@ use crate::link::Link;
 pub(crate) async fn rebase_if_restored(link: &Link) -> Result<(), StoreError> {
     let rebased = link
         .call("compare the cluster's identity", async |session| {
-            let known = "select s.system_identifier = c.system_identifier from postroom.settings s, pg_control_system() c";
+            let known =
+                "select s.system_identifier = c.system_identifier from postroom.settings s, pg_control_system() c";
             let row = session.client.query_opt(known, &[]).await?;
             if row.is_none_or(|row| row.get::<_, bool>(0)) {
                 return Ok(false);

@@ -159,8 +159,7 @@ impl Record {
                     tx.execute(sql, &[&route, &seqs, &lanes, &attempts, &causes, &errors]).await?;
                 }
             }
-            let done: Vec<i64> =
-                self.done_parked.iter().filter(|row| held.contains(&row.1)).map(|row| row.0).collect();
+            let done: Vec<i64> = self.done_parked.iter().filter(|row| held.contains(&row.1)).map(|row| row.0).collect();
             if !done.is_empty() {
                 let sql = "delete from postroom.parked where route = $1 and seq = any ($2::bigint[])";
                 tx.execute(sql, &[&route, &done]).await?;

@@ -14,8 +14,7 @@ pub async fn status(connector: &Connector) -> Result<StoreStatus, StoreError> {
     let failed = |error| store_error("read the status", error);
     let row = client.query_one(include_str!("sql/status_store.sql"), &[]).await.map_err(failed)?;
     let (version, outbox_rows): (i64, i64) = (row.get(0), row.get(1));
-    let rows =
-        client.query(include_str!("sql/status_routes.sql"), &[&BACKLOG_COUNTED_MAX]).await.map_err(failed)?;
+    let rows = client.query(include_str!("sql/status_routes.sql"), &[&BACKLOG_COUNTED_MAX]).await.map_err(failed)?;
     let routes = rows
         .iter()
         .map(|row| {

@@ -274,7 +274,10 @@ impl Engine {
     fn can_claim(&self) -> bool {
         // Reading for a handful of free places costs as much as for many.
         let credit = self.options.in_flight_max.saturating_sub(self.held.len());
-        !self.stopping && self.claiming.is_none() && self.lanes_held > 0 && credit >= self.options.in_flight_max.div_ceil(4)
+        !self.stopping
+            && self.claiming.is_none()
+            && self.lanes_held > 0
+            && credit >= self.options.in_flight_max.div_ceil(4)
     }
 
     fn want(&mut self, now: Duration) -> Option<Want> {

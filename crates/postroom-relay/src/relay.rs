@@ -149,7 +149,9 @@ impl Relay {
         match release {
             Ok(Ok(())) => {}
             Ok(Err(error)) => self.complain("give the lanes back; they are free when the lease expires", &error),
-            Err(_) => tracing::warn!(route = %self.route, "the lanes were not given back in time; the lease will expire"),
+            Err(_) => {
+                tracing::warn!(route = %self.route, "the lanes were not given back in time; the lease will expire")
+            }
         }
         self.sink.close().await;
     }
@@ -190,8 +192,7 @@ impl Relay {
             text.push_str(&error.to_string());
             cause = error.source();
         }
-        let needs_a_person =
-            error.downcast_ref::<StoreError>().is_some_and(|error| !error.is_transient());
+        let needs_a_person = error.downcast_ref::<StoreError>().is_some_and(|error| !error.is_transient());
         if needs_a_person {
             tracing::error!(route = %self.route, "failed to {what}: {text}");
         } else {

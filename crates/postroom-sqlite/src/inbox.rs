@@ -10,7 +10,12 @@ use crate::connect::store_error;
 impl Sqlite {
     /// Claims `(consumer, id)` in the caller's transaction. Blocks, as rusqlite does. Begin the transaction immediate: the
     /// wait behind a concurrent claim is then the wait for the write lock, bounded by the busy timeout.
-    pub fn admit(&self, tx: &Transaction<'_>, consumer: &Consumer, id: MessageId) -> Result<Admission, StoreError> {
+    pub fn admit_blocking(
+        &self,
+        tx: &Transaction<'_>,
+        consumer: &Consumer,
+        id: MessageId,
+    ) -> Result<Admission, StoreError> {
         let claimed = tx
             .prepare_cached(ADMIT_SQL)
             .and_then(|mut statement| statement.execute(params![consumer.as_str(), id.to_string()]))
@@ -19,7 +24,7 @@ impl Sqlite {
     }
     /// Has the effect once: claims `(consumer, id)`, runs `effect` if it was not claimed before, and commits both
     /// together. Ack the message after this returned, and only then. Blocks, as rusqlite does.
-    pub fn once(
+    pub fn once_blocking(
         &self,
         connection: &mut Connection,
         consumer: &Consumer,
@@ -31,11 +36,11 @@ impl Sqlite {
             effect(&tx).map_err(OnceError::Effect)?;
             commit(tx)?;
             let tx = begin(connection)?;
-            let admission = self.admit(&tx, consumer, id)?;
+            let admission = self.admit_blocking(&tx, consumer, id)?;
             commit(tx)?;
             return Ok(admission);
         }
-        let admission = self.admit(&tx, consumer, id)?;
+        let admission = self.admit_blocking(&tx, consumer, id)?;
         if admission == Admission::New {
             effect(&tx).map_err(OnceError::Effect)?;
         }

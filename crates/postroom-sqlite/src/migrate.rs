@@ -18,7 +18,9 @@ pub enum MigrateError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// An applied migration differs from the one in this program.
-    #[error("migrate: migration {0} was applied with other content than this program has; use the version that applied it")]
+    #[error(
+        "migrate: migration {0} was applied with other content than this program has; use the version that applied it"
+    )]
     Changed(i64),
     /// The schema is newer than this program.
     #[error("migrate: the schema has migration {0}, which this program does not know; use a newer postroom")]

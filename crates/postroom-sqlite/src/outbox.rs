@@ -9,7 +9,7 @@ use crate::columns::{ENQUEUE_SQL, encoded};
 impl Sqlite {
     /// Writes `messages` into the caller's transaction, in their order. Blocks, as rusqlite does; takes a transaction and
     /// not a connection, so that a message cannot be enqueued outside one by accident.
-    pub fn enqueue(&self, tx: &Transaction<'_>, messages: &[Message]) -> Result<(), EnqueueError> {
+    pub fn enqueue_blocking(&self, tx: &Transaction<'_>, messages: &[Message]) -> Result<(), EnqueueError> {
         for message in messages {
             message.check()?;
         }

@@ -335,9 +335,8 @@ impl Inner {
 }
 
 fn message_of(row: &Row<'_>) -> Result<Message, rusqlite::Error> {
-    let text_error = |error: postroom::BoxError| {
-        rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, error)
-    };
+    let text_error =
+        |error: postroom::BoxError| rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, error);
     let id: String = row.get("id")?;
     let id: MessageId = id.parse().map_err(|error: uuid::Error| text_error(error.into()))?;
     let headers: Option<String> = row.get("headers")?;

@@ -46,12 +46,10 @@ impl<'t> Inbox<Transaction<'t, sqlx::Sqlite>> for Sqlite {
         consumer: &Consumer,
         id: MessageId,
     ) -> Result<Admission, StoreError> {
-        let claimed = sqlx::query(ADMIT_SQL)
-            .bind(consumer.as_str())
-            .bind(id.to_string())
-            .execute(&mut **tx)
-            .await
-            .map_err(|source| StoreError::Refused { what: "claim a message in the inbox", source: source.into() })?;
+        let claimed =
+            sqlx::query(ADMIT_SQL).bind(consumer.as_str()).bind(id.to_string()).execute(&mut **tx).await.map_err(
+                |source| StoreError::Refused { what: "claim a message in the inbox", source: source.into() },
+            )?;
         Ok(if claimed.rows_affected() == 1 { Admission::New } else { Admission::Duplicate })
     }
 }

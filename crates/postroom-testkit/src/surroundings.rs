@@ -40,6 +40,7 @@ pub fn unique() -> String {
 }
 
 fn required(variable: &str) -> String {
-    std::env::var(variable)
-        .unwrap_or_else(|_| panic!("{variable} is not set: run the tests with `cargo xtask test`, which starts the servers"))
+    std::env::var(variable).unwrap_or_else(|_| {
+        panic!("{variable} is not set: run the tests with `cargo xtask test`, which starts the servers")
+    })
 }

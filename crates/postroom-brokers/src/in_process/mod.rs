@@ -7,9 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use postroom::{
-    Batch, FailureKind, Message, MessageId, Sink, SinkLimits, TopicFilter, Unavailable, Verdict, Verdicts,
-};
+use postroom::{Batch, FailureKind, Message, MessageId, Sink, SinkLimits, TopicFilter, Unavailable, Verdict, Verdicts};
 use tokio::sync::Notify;
 
 pub use subscription::InProcessSubscription;

@@ -107,9 +107,8 @@ impl RabbitmqSink {
                     continue;
                 }
             };
-            let sent = channel
-                .basic_publish(self.exchange.clone(), address, options, &message.payload, properties)
-                .await;
+            let sent =
+                channel.basic_publish(self.exchange.clone(), address, options, &message.payload, properties).await;
             match sent {
                 Ok(confirm) => pending.push((message.id, confirm)),
                 Err(error) => {
@@ -153,18 +152,14 @@ impl RabbitmqSink {
 #[async_trait]
 impl Sink for RabbitmqSink {
     fn limits(&self) -> SinkLimits {
-        SinkLimits {
-            batch_messages_max: self.options.batch_messages_max,
-            batches_in_flight_max: self.options.channels,
-        }
+        SinkLimits { batch_messages_max: self.options.batch_messages_max, batches_in_flight_max: self.options.channels }
     }
 
     async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {
         let _turn = self.turns.acquire().await.map_err(|error| self.unavailable(error))?;
         let channel = self.channel().await?;
         let mut verdicts = batch.silent();
-        let outcome =
-            tokio::time::timeout(self.deadline(), self.publish_on(&channel, batch, &mut verdicts)).await;
+        let outcome = tokio::time::timeout(self.deadline(), self.publish_on(&channel, batch, &mut verdicts)).await;
         let Ok((answers, returned, complete)) = outcome else {
             // Whatever was confirmed in time is unknown too: a return may still have been on its way. Nobody may use the
             // connection any more; a broker that does not answer for so long is as good as gone.
@@ -188,9 +183,10 @@ impl Sink for RabbitmqSink {
                 // Without the barrier a return may be attached to a confirm that never came.
                 Answer::Acked if !complete => Verdict::Unknown("the batch's confirms are incomplete".to_owned()),
                 Answer::Acked => Verdict::Stored,
-                Answer::Nacked => {
-                    Verdict::failed(FailureKind::Busy, "the broker did not take it (nack): a queue is full or in trouble")
-                }
+                Answer::Nacked => Verdict::failed(
+                    FailureKind::Busy,
+                    "the broker did not take it (nack): a queue is full or in trouble",
+                ),
                 Answer::Nothing(error) => {
                     last_error = Some(error.clone());
                     verdicts.judge(id, Verdict::Unknown(error));

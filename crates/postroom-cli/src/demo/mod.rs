@@ -140,7 +140,8 @@ async fn play(dir: &Path, json: bool) -> Result<Ledger, Failure> {
             dying.abort();
             let _ = dying.await;
             consumer = Some(consume(false)?.0);
-            screen.say("!! the consumer crashed after a commit, before the ack; a new one starts and gets it all again");
+            screen
+                .say("!! the consumer crashed after a commit, before the ack; a new one starts and gets it all again");
         }
         if elapsed >= BROKER_STOPS_AT && !down {
             down = true;
@@ -152,7 +153,9 @@ async fn play(dir: &Path, json: bool) -> Result<Ledger, Failure> {
             broker.start();
             screen.say("!! the broker is back");
         }
-        if elapsed >= SHOP_CLOSES_AT && let Some(close) = close.take() {
+        if elapsed >= SHOP_CLOSES_AT
+            && let Some(close) = close.take()
+        {
             let _ = close.send(());
             screen.say("the shop closes; what is left is delivered");
         }

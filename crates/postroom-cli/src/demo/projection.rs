@@ -48,12 +48,12 @@ impl Projection {
 #[async_trait]
 impl Handler for Projection {
     async fn handle(&mut self, received: &Received) -> Result<Handled, HandlerError> {
-        let order: OrderPlaced = serde_json::from_slice(&received.message.payload)
-            .map_err(|error| HandlerError::Reject(error.into()))?;
+        let order: OrderPlaced =
+            serde_json::from_slice(&received.message.payload).map_err(|error| HandlerError::Reject(error.into()))?;
         let id = received.message.id;
         let (connection, consumer) = (&mut self.connection, &self.consumer);
         let admission = tokio::task::block_in_place(|| {
-            Sqlite.once(connection, consumer, id, |tx| {
+            Sqlite.once_blocking(connection, consumer, id, |tx| {
                 tx.execute(
                     "insert into totals values (?1, 1, ?2)
                          on conflict (customer) do update set orders = orders + 1, cents = cents + excluded.cents",

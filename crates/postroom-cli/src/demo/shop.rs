@@ -105,7 +105,7 @@ fn place_order(
     let mut work = UnitOfWork::new();
     work.collect(&mut order);
     let messages = work.into_messages();
-    Sqlite.enqueue(&tx, &messages).map_err(|error| Failure::of(exit::FAILURE, &error))?;
+    Sqlite.enqueue_blocking(&tx, &messages).map_err(|error| Failure::of(exit::FAILURE, &error))?;
     for message in &messages {
         let id = message.id.to_string();
         tx.execute("insert into committed values (?1, ?2, ?3)", params![id, order.customer, order.number])

@@ -21,7 +21,8 @@ impl<S: Sink> Sink for SendsSomeTwice<S> {
 
     async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {
         let verdicts = self.0.publish(batch).await?;
-        let again = batch.messages().iter().filter(|message| (message.id.as_uuid().as_u128() as usize).is_multiple_of(EVERY));
+        let again =
+            batch.messages().iter().filter(|message| (message.id.as_uuid().as_u128() as usize).is_multiple_of(EVERY));
         let again = Batch::new(again.cloned().collect());
         if !again.messages().is_empty() {
             // Its verdicts do not matter: the first ones do.

@@ -1,0 +1,102 @@
+//! The binary as a person or a script meets it: output, exit codes, redaction.
+
+use std::process::{Command, Output};
+
+use postroom_testkit::postgres::Database;
+use postroom_testkit::services::ports;
+use postroom_testkit::surroundings;
+use serde_json::Value;
+
+fn postroom(arguments: &[&str]) -> Output {
+    Command::new(surroundings::postroom_binary())
+        .args(arguments)
+        .env_remove("POSTROOM_STORE_URL")
+        .current_dir(surroundings::scratch("commands"))
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", text(&output.stdout)))
+}
+
+#[test]
+fn the_demo_ends_with_a_balanced_ledger() {
+    let output = postroom(&["demo", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let ledger = json(&output);
+    let number = |name: &str| ledger[name].as_i64().unwrap_or_else(|| panic!("{name} in {ledger}"));
+    assert!(number("committed") > 1000 && number("rolled_back") > 50 && number("duplicates_suppressed") > 20);
+    assert_eq!((number("acked"), number("effects")), (number("committed"), number("committed")));
+    assert_eq!((number("lost"), number("ghosts")), (0, 0));
+}
+
+#[tokio::test]
+async fn migrate_and_status_speak_json_and_can_be_repeated() {
+    let database = Database::create().await;
+    let before = postroom(&["status", "--store", database.url()]);
+    assert_eq!(before.status.code(), Some(1));
+    assert!(text(&before.stderr).contains("postroom migrate"), "{}", text(&before.stderr));
+    let first = json(&postroom(&["migrate", "--json", "--store", database.url()]));
+    assert_eq!(first["applied"][0], "0001 foundation");
+    let second = json(&postroom(&["migrate", "--json", "--store", database.url()]));
+    assert_eq!(second["applied"].as_array().unwrap().len(), 0);
+    let status = json(&postroom(&["status", "--json", "--store", database.url()]));
+    assert_eq!((status["store"].as_str(), status["outbox_rows"].as_i64()), (Some("postgres"), Some(0)));
+    let people = postroom(&["status", "--store", database.url()]);
+    assert!(text(&people.stdout).contains("no route has run yet"));
+}
+
+#[test]
+fn sqlite_is_chosen_by_the_scheme() {
+    let file = surroundings::scratch("sqlite").join("orders.db");
+    let url = format!("sqlite:{}", file.display());
+    assert_eq!(postroom(&["status", "--store", &url]).status.code(), Some(69));
+    assert_eq!(postroom(&["migrate", "--store", &url]).status.code(), Some(0));
+    assert_eq!(json(&postroom(&["status", "--json", "--store", &url]))["store"], "sqlite");
+}
+
+#[test]
+fn exit_codes_tell_what_kind_of_failure_it_was() {
+    let nobody = format!("postgres://app:s3cret@127.0.0.1:{}/shop", ports::free().unwrap());
+    let unreachable = postroom(&["status", "--store", &nobody]);
+    assert_eq!(unreachable.status.code(), Some(69));
+    let said = text(&unreachable.stderr);
+    assert!(!said.contains("s3cret"), "a secret was printed: {said}");
+    assert_eq!(postroom(&["no-such-command"]).status.code(), Some(2));
+    assert_eq!(postroom(&["status", "--store", "oracle://x"]).status.code(), Some(2));
+    assert_eq!(postroom(&["run", "--config", "nowhere.toml"]).status.code(), Some(78));
+    assert_eq!(postroom(&["--help"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_wrong_configuration_is_refused_with_a_suggestion_and_without_its_secrets() {
+    let file = surroundings::scratch("config").join("postroom.toml");
+    let run = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let output = postroom(&["run", "--config", file.to_str().unwrap()]);
+        (output.status.code(), self::text(&output.stderr))
+    };
+    let (code, said) = run("[store]\nurl = \"postgres://a:s3cret@h/d\"\n[relay]\npol_idle = \"1s\"\n");
+    assert_eq!(code, Some(78));
+    assert!(said.contains("relay.pol_idle is not a known key; did you mean \"poll_idle\"?"), "{said}");
+    let (code, said) = run("[store]\nurl = \"postgres://a:s3cret@h/d\" oops\n");
+    assert_eq!(code, Some(78));
+    assert!(!said.contains("s3cret"), "{said}");
+    let (code, said) =
+        run("[store]\nurl = \"oracle://a:s3cret@h/d\"\n[[routes]]\nname = \"a\"\n[routes.sink]\nkind = \"stdout\"\n");
+    assert_eq!(code, Some(78), "{said}");
+    assert!(!said.contains("s3cret"), "{said}");
+}
+
+#[test]
+fn the_schema_can_be_printed_without_a_store() {
+    let output = postroom(&["migrate", "--print-sql", "--lanes", "4"]);
+    let script = text(&output.stdout);
+    assert!(script.contains("create table postroom.outbox") && script.contains("% 4)"));
+    assert!(!script.contains("{{"));
+}

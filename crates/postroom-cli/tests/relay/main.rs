@@ -1,0 +1,10 @@
+//! The whole of it on real servers: writers, the `postroom` process, RabbitMQ, an inbox consumer, faults, and the judge.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod commands;
+mod crashes;
+mod outages;
+mod rig;
+mod stops;
+mod unroutable;

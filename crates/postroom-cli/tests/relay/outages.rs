@@ -1,0 +1,60 @@
+//! Servers that go away in the middle and come back. The length of an outage is the fault itself, so it is waited for;
+//! everything else waits for signals.
+
+use std::time::Duration;
+
+use postroom_testkit::postgres::Database;
+use postroom_testkit::services::{PostgresServer, RabbitServer};
+use postroom_testkit::surroundings;
+
+use crate::rig::{Rig, assert_clean};
+
+const MESSAGES: usize = 30_000;
+const OUTAGE: Duration = Duration::from_secs(60);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_is_down_for_a_minute_burns_no_attempt_and_loses_nothing() {
+    let mut broker = RabbitServer::start(&surroundings::scratch("outage-broker").join("rabbitmq")).unwrap();
+    let rig = Rig::new(Database::create().await, broker.url()).await;
+    let (_, writers) = rig.write(MESSAGES, 21);
+    let relay = rig.relay();
+    rig.until("a part has flowed", async || rig.audit.ready().await >= MESSAGES / 4).await;
+    broker.kill().unwrap();
+    tokio::time::sleep(OUTAGE).await;
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    let client = rig.database.connect().await;
+    let trouble = "select (select count(*) from postroom.parked) + (select count(*) from postroom.dead_letters)";
+    let before: i64 = client.query_one(trouble, &[]).await.unwrap().get(0);
+    assert_eq!(before, 0, "an outage parks nothing and kills nothing");
+    broker.start_again().unwrap();
+    rig.drained().await;
+    assert_eq!(relay.terminate().0, Some(0));
+    let history = rig.history(rig.in_flight_max, false).await;
+    assert!(history.committed.len() >= MESSAGES && history.dead.is_empty() && history.pending.is_empty());
+    assert_clean(&history);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_is_restarted_and_killed_in_the_middle_loses_nothing() {
+    let mut server = PostgresServer::start(&surroundings::scratch("outage-database").join("postgres")).unwrap();
+    let database = Database::create_on(&server.url("postgres")).await;
+    let rig = Rig::new(database, surroundings::rabbitmq_url()).await;
+    let (_, writers) = rig.write(MESSAGES, 22);
+    let relay = rig.relay();
+    rig.until("a part has flowed", async || rig.audit.ready().await >= MESSAGES / 4).await;
+    server.stop().unwrap();
+    server.start_again().unwrap();
+    rig.until("the flow has resumed", async || rig.audit.ready().await >= MESSAGES / 2).await;
+    server.kill().unwrap();
+    server.start_again().unwrap();
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    rig.drained().await;
+    assert_eq!(relay.terminate().0, Some(0));
+    let history = rig.history(2 * rig.in_flight_max, false).await;
+    assert!(history.dead.is_empty() && history.pending.is_empty());
+    assert_clean(&history);
+}

@@ -1,0 +1,311 @@
+//! Writers with a ledger, the relay as a process, a consumer with an inbox, and the history they leave.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use postroom::{Consumer, MessageId, Received};
+use postroom_brokers::rabbitmq::{RabbitmqSubscription, RabbitmqSubscriptionOptions};
+use postroom_consumer::{Handled, Handler, HandlerError, Receiver};
+use postroom_postgres::{Connector, Postgres, migrate, status};
+use postroom_testkit::chance::Chance;
+use postroom_testkit::judge::{Committed, History, judge};
+use postroom_testkit::postgres::{Database, connect};
+use postroom_testkit::rabbitmq::AuditQueue;
+use postroom_testkit::surroundings;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_postgres::Client;
+
+pub const KEYS: u64 = 500;
+/// Nothing here takes as long as this unless it is stuck.
+const STUCK: Duration = Duration::from_secs(240);
+
+/// One message: takes the key's row lock and number, notes them, enqueues.
+const WRITE: &str = "with k as (update numbers set n = n + 1 where key = $1 returning n),
+                          l as (insert into ledger select $2, $1, n from k)
+                     select postroom.enqueue('orders', 'order.placed', int8send(n), key => $1, id => $2,
+                                             routing_key => 'orders.placed') from k";
+
+pub struct Rig {
+    pub database: Database,
+    pub rabbitmq: String,
+    pub exchange: String,
+    pub audit: AuditQueue,
+    pub dir: PathBuf,
+    pub in_flight_max: usize,
+}
+
+impl Rig {
+    pub async fn new(database: Database, rabbitmq: String) -> Self {
+        migrate(&Connector::new(database.url()).unwrap(), 16).await.unwrap();
+        let client = database.connect().await;
+        client
+            .batch_execute(&format!(
+                "create table numbers (key text primary key, n bigint not null default 0);
+                 insert into numbers (key) select 'key-' || n from generate_series(0, {KEYS} - 1) n;
+                 create table ledger (id uuid primary key, key text, n bigint);
+                 create table effects (id uuid primary key, times int not null);"
+            ))
+            .await
+            .unwrap();
+        let exchange = format!("e-{}", surroundings::unique());
+        let audit = AuditQueue::bound(&rabbitmq, &exchange, "orders.#").await;
+        Self { database, rabbitmq, exchange, audit, dir: surroundings::scratch("relay"), in_flight_max: 1000 }
+    }
+
+    /// On the servers of the test run.
+    pub async fn shared() -> Self {
+        Self::new(Database::create().await, surroundings::rabbitmq_url()).await
+    }
+
+    /// Starts the relay as a process.
+    pub fn relay(&self) -> RelayProcess {
+        let config = self.dir.join("postroom.toml");
+        let text = format!(
+            "[store]\nurl = {:?}\n[relay]\nin_flight_max = {}\nlease = \"1s\"\npoll_idle = \"50ms\"\n\
+             [[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"rabbitmq\"\nurl = {:?}\nexchange = {:?}\n",
+            self.database.url(),
+            self.in_flight_max,
+            self.rabbitmq,
+            self.exchange
+        );
+        std::fs::write(&config, text).unwrap();
+        let log = std::fs::File::options().create(true).append(true).open(self.dir.join("relay.log")).unwrap();
+        let child = Command::new(surroundings::postroom_binary())
+            .args(["run", "--json", "--config"])
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        RelayProcess(child)
+    }
+
+    /// Eight writers that commit `messages` messages in all; a tenth of their transactions roll back.
+    pub fn write(&self, messages: usize, seed: u64) -> (Arc<AtomicUsize>, Vec<JoinHandle<()>>) {
+        println!("seed {seed}");
+        let committed = Arc::new(AtomicUsize::new(0));
+        let writers = (0..8)
+            .map(|writer| {
+                let (url, committed) = (self.database.url().to_owned(), committed.clone());
+                tokio::spawn(async move {
+                    let mut chance = Chance::new(seed * 100 + writer);
+                    while committed.load(Ordering::Relaxed) < messages {
+                        // A database that is restarted under a writer costs it its transaction, as it would an application.
+                        let client = connect_patiently(&url).await;
+                        let _ = write_until(&client, &mut chance, &committed, messages).await;
+                    }
+                })
+            })
+            .collect();
+        (committed, writers)
+    }
+
+    /// A consumer with an inbox on a queue of its own, which counts effects in its own transaction.
+    pub async fn consume(&self) -> ConsumerTask {
+        let queue = format!("effects-{}", self.exchange);
+        let options = RabbitmqSubscriptionOptions {
+            url: self.rabbitmq.clone(),
+            queue: queue.clone(),
+            bind: vec![(self.exchange.clone(), "orders.#".to_owned())],
+            prefetch: 500,
+        };
+        let mut handlers: Vec<Box<dyn Handler>> = Vec::new();
+        for _ in 0..8 {
+            let client = self.database.connect().await;
+            handlers.push(Box::new(CountsEffects { client, url: self.database.url().to_owned() }));
+        }
+        // Declared before anything is published, so that it misses nothing.
+        AuditQueue::named(&self.rabbitmq, &self.exchange, "orders.#", &queue).await;
+        let (stop, mut stopped) = watch::channel(false);
+        let receiver = Receiver::new(Arc::new(RabbitmqSubscription::new(options)), handlers);
+        let task = tokio::spawn(async move {
+            receiver
+                .run(async move {
+                    let _ = stopped.wait_for(|stopped| *stopped).await;
+                })
+                .await
+        });
+        ConsumerTask { stop, task }
+    }
+
+    /// Waits until the relay has nothing left, by the store's own word.
+    pub async fn drained(&self) {
+        self.until("the backlog is empty", async || {
+            let connector = Connector::new(self.database.url()).unwrap();
+            let Ok(status) = status(&connector).await else { return false };
+            status.routes.iter().all(|route| route.backlog == 0 && route.parked == 0) && !status.routes.is_empty()
+        })
+        .await;
+    }
+
+    /// Waits until every committed message had its effect.
+    pub async fn effective(&self) {
+        let client = self.database.connect().await;
+        self.until("every message had its effect", async || {
+            let sql = "select (select count(*) from ledger) = (select count(*) from effects)";
+            client.query_one(sql, &[]).await.unwrap().get(0)
+        })
+        .await;
+    }
+
+    /// Waits for a signal, and fails with the relay's log when it never comes.
+    pub async fn until(&self, what: &str, holds: impl AsyncFn() -> bool) {
+        let began = Instant::now();
+        while !holds().await {
+            if began.elapsed() > STUCK {
+                let log = std::fs::read_to_string(self.dir.join("relay.log")).unwrap_or_default();
+                let tail: Vec<&str> = log.lines().rev().take(20).collect();
+                panic!("waited in vain until {what}; the relay's last words:\n{}", tail.join("\n"));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// What writers, broker and consumer say now.
+    pub async fn history(&self, duplicates_max: usize, with_effects: bool) -> History {
+        let client = self.database.connect().await;
+        let text = |sql: &'static str| {
+            let client = &client;
+            async move {
+                let rows = client.query(sql, &[]).await.unwrap();
+                rows.iter().map(|row| row.get::<_, uuid::Uuid>(0).to_string()).collect::<Vec<_>>()
+            }
+        };
+        let rows = client.query("select id, key, n from ledger", &[]).await.unwrap();
+        let committed = rows
+            .iter()
+            .map(|row| Committed { id: row.get::<_, uuid::Uuid>(0).to_string(), key: row.get(1), number: row.get(2) })
+            .collect();
+        let effects = if with_effects {
+            let rows = client.query("select id, times from effects", &[]).await.unwrap();
+            Some(
+                rows.iter()
+                    .map(|row| (row.get::<_, uuid::Uuid>(0).to_string(), i64::from(row.get::<_, i32>(1))))
+                    .collect::<HashMap<_, _>>(),
+            )
+        } else {
+            None
+        };
+        History {
+            committed,
+            stored: self.audit.drain().await.into_iter().map(|stored| stored.id).collect(),
+            pending: text("select id from postroom.parked").await,
+            dead: text("select id from postroom.dead_letters").await,
+            effects,
+            duplicates_max,
+        }
+    }
+}
+
+/// Asserts that the judge finds nothing.
+pub fn assert_clean(history: &History) {
+    let violations = judge(history);
+    assert!(violations.is_empty(), "{}", violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
+}
+
+async fn connect_patiently(url: &str) -> Client {
+    let began = Instant::now();
+    loop {
+        match tokio_postgres::connect(url, tokio_postgres::NoTls).await {
+            Ok((client, connection)) => {
+                tokio::spawn(connection);
+                return client;
+            }
+            Err(error) if began.elapsed() > STUCK => panic!("the database does not come back: {error}"),
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn write_until(
+    client: &Client,
+    chance: &mut Chance,
+    committed: &AtomicUsize,
+    messages: usize,
+) -> Result<(), tokio_postgres::Error> {
+    let write = client.prepare(WRITE).await?;
+    while committed.load(Ordering::Relaxed) < messages {
+        client.batch_execute("begin").await?;
+        let mut keys: Vec<u64> = (0..1 + chance.below(9)).map(|_| chance.below(KEYS)).collect();
+        keys.sort_unstable();
+        for key in &keys {
+            client.query(&write, &[&format!("key-{key}"), MessageId::new().as_uuid()]).await?;
+        }
+        if chance.percent(10) {
+            client.batch_execute("rollback").await?;
+        } else {
+            client.batch_execute("commit").await?;
+            committed.fetch_add(keys.len(), Ordering::Relaxed);
+        }
+    }
+    Ok(())
+}
+
+struct CountsEffects {
+    client: Client,
+    url: String,
+}
+
+#[async_trait]
+impl Handler for CountsEffects {
+    async fn handle(&mut self, received: &Received) -> Result<Handled, HandlerError> {
+        if self.client.is_closed() {
+            self.client = connect(&self.url).await;
+        }
+        let id = *received.message.id.as_uuid();
+        let consumer = Consumer::new("effects").unwrap();
+        let admission = Postgres
+            .once(&mut self.client, &consumer, received.message.id, async |tx| {
+                let sql = "insert into effects values ($1, 1) on conflict (id) do update set times = effects.times + 1";
+                tx.execute(sql, &[&id]).await?;
+                Ok(())
+            })
+            .await?;
+        Ok(admission.into())
+    }
+}
+
+pub struct ConsumerTask {
+    stop: watch::Sender<bool>,
+    task: JoinHandle<postroom_consumer::ReceiveCounters>,
+}
+
+impl ConsumerTask {
+    pub async fn stop(self) -> postroom_consumer::ReceiveCounters {
+        self.stop.send(true).unwrap();
+        self.task.await.unwrap()
+    }
+}
+
+/// The relay as a process; killed when dropped.
+pub struct RelayProcess(Child);
+
+impl RelayProcess {
+    pub fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    /// SIGTERM; returns the exit code and what it printed.
+    pub fn terminate(mut self) -> (Option<i32>, String) {
+        let pid = self.0.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let mut printed = String::new();
+        std::io::Read::read_to_string(self.0.stdout.as_mut().unwrap(), &mut printed).unwrap();
+        (self.0.wait().unwrap().code(), printed)
+    }
+}
+
+impl Drop for RelayProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

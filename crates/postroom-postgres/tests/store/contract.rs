@@ -1,0 +1,181 @@
+//! The contract for every language: the function and the plain insert, in the caller's transaction.
+
+use postroom::MessageId;
+use tokio_postgres::error::SqlState;
+
+use crate::setup::{claim_all, prepared, source};
+
+#[tokio::test]
+async fn every_argument_arrives() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let id = MessageId::new();
+    let sql = r#"select postroom.enqueue('orders', 'order.placed', '{"a":1}'::jsonb, key => 'k',
+        headers => '{"traceparent":"00-1-2-01"}', routing_key => 'r', tenant_id => 't', aggregate_type => 'order',
+        aggregate_id => 'o-1', aggregate_version => 7, content_type => 'application/vnd.order+json', delay => '0 s',
+        id => $1)"#;
+    let returned: uuid::Uuid = client.query_one(sql, &[id.as_uuid()]).await.unwrap().get(0);
+    assert_eq!(MessageId::from(returned), id);
+    let source = source(&database, "relay").await;
+    let message = claim_all(&source).await.remove(0).message;
+    assert_eq!(message.id, id);
+    assert_eq!(message.payload.as_ref(), br#"{"a": 1}"#);
+    assert_eq!(message.headers["traceparent"], "00-1-2-01");
+    assert_eq!((message.topic.as_str(), message.kind.as_str(), message.address()), ("orders", "order.placed", "r"));
+    assert_eq!((message.key.as_deref(), message.tenant_id.as_deref()), (Some("k"), Some("t")));
+    assert_eq!(message.aggregate_type.as_deref(), Some("order"));
+    assert_eq!((message.aggregate_id.as_deref(), message.aggregate_version), (Some("o-1"), Some(7)));
+    assert_eq!(message.content_type, "application/vnd.order+json");
+}
+
+#[tokio::test]
+async fn only_three_arguments_are_needed_and_each_payload_type_has_its_content_type() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    for payload in ["'text'", "'\\x00ff'::bytea", "'{}'::jsonb"] {
+        let sql = format!("select postroom.enqueue('orders', 'order.placed', {payload})");
+        client.query_one(&sql, &[]).await.unwrap();
+    }
+    // A plain insert is the same contract.
+    client
+        .execute("insert into postroom.outbox (topic, type, payload) values ('orders', 'order.placed', 'plain')", &[])
+        .await
+        .unwrap();
+    let source = source(&database, "relay").await;
+    let mut found: Vec<(String, Vec<u8>)> = claim_all(&source)
+        .await
+        .into_iter()
+        .map(|delivery| (delivery.message.content_type, delivery.message.payload.to_vec()))
+        .collect();
+    found.sort();
+    let octets = || "application/octet-stream".to_owned();
+    let expected = [
+        ("application/json".to_owned(), b"{}".to_vec()),
+        (octets(), vec![0, 0xff]),
+        (octets(), b"plain".to_vec()),
+        ("text/plain; charset=utf-8".to_owned(), b"text".to_vec()),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[tokio::test]
+async fn a_wrong_argument_is_refused_inside_the_callers_transaction() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    client.batch_execute("create table orders (id int)").await.unwrap();
+    let cases = [
+        ("postroom.enqueue('', 'k', 'x')", "topic is empty"),
+        ("postroom.enqueue(null, 'k', 'x')", "topic is empty"),
+        ("postroom.enqueue('t', repeat('x', 256), 'x')", "type has 256 bytes, the limit is 255"),
+        ("postroom.enqueue('t', 'k', null::bytea)", "payload is null"),
+        ("postroom.enqueue('t', 'k', repeat('x', 1048577))", "payload has 1048577 bytes, the limit is 1048576"),
+        ("postroom.enqueue('t', 'k', 'x', key => '')", "key is empty"),
+        ("postroom.enqueue('t', 'k', 'x', key => repeat('x', 513))", "key has 513 bytes, the limit is 512"),
+        ("postroom.enqueue('t', 'k', 'x', headers => '[1]')", "headers must be an object of text values"),
+        (
+            "postroom.enqueue('t', 'k', 'x', headers => '{\"a\": 1}')",
+            "headers must be an object of at most 64 text values",
+        ),
+        ("postroom.enqueue('t', 'k', 'x', delay => '-1 s')", "delay is negative"),
+        ("postroom.enqueue('t', 'k', 'x', content_type => '')", "content_type wants 1 to 255 bytes"),
+    ];
+    for (call, expected) in cases {
+        client.batch_execute("begin; insert into orders values (1)").await.unwrap();
+        let error = client.query_one(&format!("select {call}"), &[]).await.unwrap_err();
+        let error = error.as_db_error().unwrap();
+        assert!(error.message().contains(expected), "{call}: {error}");
+        assert_eq!(error.code(), &SqlState::INVALID_PARAMETER_VALUE);
+        assert_eq!(error.hint(), Some("nothing was enqueued; roll the transaction back"));
+        // I16: the failure cannot be swallowed; the transaction is aborted with the business rows.
+        assert!(client.query_one("select 1", &[]).await.is_err());
+        client.batch_execute("commit").await.unwrap();
+    }
+    let orders: i64 = client.query_one("select count(*) from orders", &[]).await.unwrap().get(0);
+    assert_eq!(orders, 0);
+}
+
+#[tokio::test]
+async fn a_plain_insert_is_held_to_the_same_limits() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let insert = |columns: &str, values: &str| {
+        format!("insert into postroom.outbox (topic, type, payload{columns}) values ('t', 'k', 'x'{values})")
+    };
+    let cases = [
+        (insert(", key", ", ''"), "outbox_key_has_1_to_512_bytes"),
+        (insert(", headers", ", '[]'"), "outbox_headers_are_an_object_of_at_most_65536_bytes"),
+        (insert(", routing_key", ", repeat('x', 256)"), "outbox_routing_key_has_at_most_255_bytes"),
+        (
+            insert("", "").replace("'x'", "convert_to(repeat('x', 1048577), 'UTF8')"),
+            "outbox_payload_has_at_most_1048576",
+        ),
+        (insert(", seq", ", 1"), "cannot insert a non-DEFAULT value into column \"seq\""),
+        (insert(", lane", ", 1"), "cannot insert a non-DEFAULT value into column \"lane\""),
+    ];
+    for (sql, expected) in cases {
+        let error = client.batch_execute(&sql).await.unwrap_err();
+        let text = error.as_db_error().unwrap().message().to_owned();
+        assert!(text.contains(expected), "{sql}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_writer_needs_few_privileges_and_cannot_read_or_forge() {
+    let database = prepared().await;
+    let admin = database.connect().await;
+    let role = format!("writer_{}", postroom_testkit::surroundings::unique());
+    let grants = include_str!("../../../../docs/grants-writer.sql").replace("app_writer", &role);
+    admin.batch_execute(&format!("create role {role} login; {grants}")).await.unwrap();
+    let writer = database.connect().await;
+    writer.batch_execute(&format!("set role {role}")).await.unwrap();
+    writer.query_one("select postroom.enqueue('orders', 'order.placed', 'x')", &[]).await.unwrap();
+    writer.batch_execute("insert into postroom.outbox (topic, type, payload) values ('t', 'k', 'x')").await.unwrap();
+    for forbidden in [
+        "select * from postroom.outbox",
+        "delete from postroom.outbox",
+        "insert into postroom.outbox (xid, topic, type, payload) values ('3', 't', 'k', 'x')",
+        "update postroom.lanes set position_seq = 0",
+    ] {
+        let error = writer.batch_execute(forbidden).await.unwrap_err();
+        assert_eq!(error.code(), Some(&SqlState::INSUFFICIENT_PRIVILEGE), "{forbidden}");
+    }
+}
+
+#[tokio::test]
+async fn a_relay_role_can_do_its_work_and_read_no_business_table() {
+    let database = prepared().await;
+    let admin = database.connect().await;
+    let role = format!("relay_{}", postroom_testkit::surroundings::unique());
+    let grants = include_str!("../../../../docs/grants-relay.sql").replace("postroom_relay", &role);
+    admin.batch_execute(&format!("create role {role} login; create table secrets (x int); {grants}")).await.unwrap();
+    crate::setup::enqueue(&admin, Some("a"), 2).await;
+    let url = database.url().replace("postgres@", &format!("{role}@"));
+    let connector = postroom_postgres::Connector::new(&url).unwrap();
+    let relay = postroom_postgres::LogSource::open(connector.clone(), crate::setup::options("relay")).await.unwrap();
+    use postroom::Source;
+    relay.renew().await.unwrap();
+    let claimed = claim_all(&relay).await;
+    let retry = postroom::Outcome::Retry { after: std::time::Duration::ZERO, attempts: 1, error: "x".to_owned() };
+    let dead = postroom::Outcome::Dead { attempts: 1, cause: postroom::Cause::Permanent, error: "x".to_owned() };
+    relay
+        .settle(&[crate::setup::settled(claimed[0].token, retry), crate::setup::settled(claimed[1].token, dead)])
+        .await
+        .unwrap();
+    crate::setup::drain(&relay).await;
+    relay.release().await.unwrap();
+    postroom_postgres::status(&connector).await.unwrap();
+    let client = connector.connect().await.unwrap();
+    assert!(client.query("select * from secrets", &[]).await.is_err());
+}
+
+#[tokio::test]
+async fn ids_made_in_sql_are_version_7_and_in_order() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let rows = client.query("select postroom.uuid_v7() from generate_series(1, 1000)", &[]).await.unwrap();
+    let ids: Vec<uuid::Uuid> = rows.iter().map(|row| row.get(0)).collect();
+    assert!(ids.iter().all(|id| id.get_version_num() == 7 && id.get_variant() == uuid::Variant::RFC4122));
+    let millis = |id: &uuid::Uuid| id.as_u128() >> 80;
+    assert!(ids.is_sorted_by_key(millis));
+    assert_eq!(millis(&MessageId::new().into()) / 60_000, millis(&ids[999]) / 60_000);
+}

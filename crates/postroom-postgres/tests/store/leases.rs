@@ -1,0 +1,89 @@
+//! Lanes belong to one relay at a time; a stale one changes nothing.
+
+use std::time::Duration;
+
+use postroom::{Outcome, Source};
+use postroom_postgres::LogSource;
+
+use crate::setup::{claim_all, connector, done, drain, enqueue, options, prepared, settled, source};
+
+const EXPIRE: &str = "update postroom.lanes set expires_at = '-infinity'";
+
+#[tokio::test]
+async fn a_second_relay_stands_by_until_the_lease_expires() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let first = source(&database, "first").await;
+    let second = LogSource::open(connector(&database), options("second")).await.unwrap();
+    assert_eq!(second.renew().await.unwrap().held, 0);
+    let ids = enqueue(&client, Some("a"), 1).await;
+    assert!(claim_all(&second).await.is_empty());
+    client.batch_execute(EXPIRE).await.unwrap();
+    assert_eq!(second.renew().await.unwrap().held, 16);
+    assert_eq!(drain(&second).await, ids);
+    let standing = first.renew().await.unwrap();
+    assert_eq!((standing.held, standing.lost_lanes.len()), (0, 16));
+}
+
+#[tokio::test]
+async fn a_relay_that_only_missed_its_renewal_goes_on_where_it_was() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let source = source(&database, "relay").await;
+    let ids = enqueue(&client, Some("a"), 2).await;
+    let claimed = claim_all(&source).await;
+    client.batch_execute(EXPIRE).await.unwrap();
+    let standing = source.renew().await.unwrap();
+    assert_eq!((standing.held, standing.lost_lanes.len()), (16, 0));
+    source.settle(&done(claimed.iter().map(|delivery| delivery.token))).await.unwrap();
+    assert_eq!(claimed.iter().map(|delivery| delivery.message.id).collect::<Vec<_>>(), ids);
+    assert!(drain(&source).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_stale_epoch_changes_nothing() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let stale = source(&database, "stale").await;
+    let ids = enqueue(&client, Some("a"), 3).await;
+    let claimed = claim_all(&stale).await;
+    client.batch_execute(EXPIRE).await.unwrap();
+    let new = source(&database, "new").await;
+
+    let state = "select (select string_agg(l::text, ';' order by lane) from postroom.lanes l)
+                     || (select count(*) from postroom.parked) || (select count(*) from postroom.dead_letters)";
+    let before: String = client.query_one(state, &[]).await.unwrap().get(0);
+    let retry = Outcome::Retry { after: Duration::ZERO, attempts: 1, error: "x".to_owned() };
+    let dead = Outcome::Dead { attempts: 1, cause: postroom::Cause::Permanent, error: "x".to_owned() };
+    let settlements =
+        [settled(claimed[0].token, Outcome::Done), settled(claimed[1].token, retry), settled(claimed[2].token, dead)];
+    let outcome = stale.settle(&settlements).await.unwrap();
+    assert_eq!(outcome.fenced, 3, "I9: losing the lease is counted, not hidden");
+    assert!(!outcome.lost_lanes.is_empty());
+    let after: String = client.query_one(state, &[]).await.unwrap().get(0);
+    assert_eq!(before, after);
+    assert_eq!(drain(&new).await, ids);
+}
+
+#[tokio::test]
+async fn a_position_of_a_stale_epoch_is_not_written() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let stale = source(&database, "stale").await;
+    let ids = enqueue(&client, Some("a"), 3).await;
+    let claimed = claim_all(&stale).await;
+    client.batch_execute(EXPIRE).await.unwrap();
+    let new = source(&database, "new").await;
+    let outcome = stale.settle(&done(claimed.iter().map(|delivery| delivery.token))).await.unwrap();
+    assert!(!outcome.lost_lanes.is_empty());
+    assert_eq!(drain(&new).await, ids);
+}
+
+#[tokio::test]
+async fn released_lanes_are_free_at_once() {
+    let database = prepared().await;
+    let first = source(&database, "first").await;
+    first.release().await.unwrap();
+    let second = source(&database, "second").await;
+    assert_eq!(second.renew().await.unwrap().held, 16);
+}

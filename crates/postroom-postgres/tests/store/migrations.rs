@@ -1,0 +1,61 @@
+//! Migrations: repeatable, concurrent, guarded by checksums.
+
+use postroom_postgres::{LANES_DEFAULT, MigrateError, migrate, print_sql};
+use postroom_testkit::postgres::Database;
+
+use crate::setup::connector;
+
+#[tokio::test]
+async fn migrating_again_changes_nothing() {
+    let database = Database::create().await;
+    let first = migrate(&connector(&database), 4).await.unwrap();
+    assert_eq!(first.applied, [(1, "foundation")]);
+    let second = migrate(&connector(&database), 4).await.unwrap();
+    assert_eq!((second.applied.len(), second.version), (0, first.version));
+}
+
+#[tokio::test]
+async fn processes_that_migrate_at_once_do_not_meet() {
+    let database = Database::create().await;
+    let connector = connector(&database);
+    let runs = futures_util::future::join_all((0..8).map(|_| migrate(&connector, 4))).await;
+    let applied: usize = runs.into_iter().map(|run| run.unwrap().applied.len()).sum();
+    assert_eq!(applied, 1);
+}
+
+#[tokio::test]
+async fn the_printed_script_is_the_same_schema() {
+    let database = Database::create().await;
+    database.connect().await.batch_execute(&print_sql(LANES_DEFAULT).unwrap()).await.unwrap();
+    assert!(migrate(&connector(&database), LANES_DEFAULT).await.unwrap().applied.is_empty());
+}
+
+#[tokio::test]
+async fn a_changed_or_newer_schema_is_refused() {
+    let database = Database::create().await;
+    migrate(&connector(&database), 4).await.unwrap();
+    let client = database.connect().await;
+    client.batch_execute("update postroom.migrations set checksum = 'other'").await.unwrap();
+    assert!(matches!(migrate(&connector(&database), 4).await, Err(MigrateError::Changed { number: 1, .. })));
+    client.batch_execute("insert into postroom.migrations values (999, 'future', 'x')").await.unwrap();
+    client.batch_execute("delete from postroom.migrations where number = 1").await.unwrap();
+    assert!(matches!(migrate(&connector(&database), 4).await, Err(MigrateError::Newer { number: 999, .. })));
+}
+
+#[tokio::test]
+async fn lanes_out_of_range_are_refused_before_anything_is_done() {
+    let database = Database::create().await;
+    for lanes in [0, 1025] {
+        assert!(matches!(migrate(&connector(&database), lanes).await, Err(MigrateError::Lanes(_))));
+    }
+    let there: bool =
+        database.connect().await.query_one("select to_regnamespace('postroom') is not null", &[]).await.unwrap().get(0);
+    assert!(!there);
+}
+
+#[tokio::test]
+async fn a_database_without_the_schema_says_what_to_do() {
+    let database = Database::create().await;
+    let error = postroom_postgres::status(&connector(&database)).await.unwrap_err();
+    assert!(error.to_string().contains("postroom migrate"), "{error}");
+}

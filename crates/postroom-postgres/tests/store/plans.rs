@@ -1,0 +1,104 @@
+//! Plans at a million rows: index scans only, and a read costs what it brings, not what waits behind it.
+
+use serde_json::Value;
+use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
+
+use crate::setup::{ROUTE, prepared, source};
+
+const ROWS: i64 = 1_000_000;
+
+/// Where all lanes stand in a read.
+struct At<'a> {
+    seq: i64,
+    floor: i64,
+    snapshot: &'a str,
+}
+
+/// Runs the claim under `explain (analyze, buffers)`, with the settings of the relay's own session.
+async fn explain(client: &Client, at: &At<'_>, limit: i64) -> Value {
+    let lanes: Vec<i16> = (0..16).collect();
+    let (seqs, floors, limits) = (vec![at.seq; 16], vec![at.floor; 16], vec![limit; 16]);
+    let snapshots = vec![at.snapshot; 16];
+    let (catch_ups, catch_up_seqs): (Vec<Option<&str>>, Vec<Option<i64>>) = (vec![None; 16], vec![None; 16]);
+    let likes = vec!["%"];
+    let sql = format!("explain (analyze, buffers, format json) {}", include_str!("../../src/sql/claim.sql"));
+    let parameters: [&(dyn ToSql + Sync); 9] =
+        [&lanes, &seqs, &floors, &snapshots, &catch_ups, &catch_up_seqs, &limits, &ROUTE, &likes];
+    // The second run: what the first one read into the cache is not counted.
+    client.query_one(&sql, &parameters).await.unwrap();
+    client.query_one(&sql, &parameters).await.unwrap().get::<_, Value>(0)[0]["Plan"].clone()
+}
+
+fn scans(plan: &Value, found: &mut Vec<(String, String)>) {
+    if plan["Relation Name"] == "outbox" {
+        let text = |key: &str| plan[key].as_str().unwrap_or("").to_owned();
+        found.push((text("Node Type"), text("Index Name")));
+    }
+    for child in plan["Plans"].as_array().into_iter().flatten() {
+        scans(child, found);
+    }
+}
+
+fn buffers(plan: &Value) -> i64 {
+    plan["Shared Hit Blocks"].as_i64().unwrap() + plan["Shared Read Blocks"].as_i64().unwrap()
+}
+
+fn only_index_scans(plan: &Value) {
+    let mut found = Vec::new();
+    scans(plan, &mut found);
+    assert!(found.len() >= 3, "three branches read the outbox: {found:?}");
+    for (node, index) in &found {
+        assert_eq!(node, "Index Scan", "{found:?}");
+        assert!(["outbox_fresh", "outbox_late"].contains(&index.as_str()), "{found:?}");
+    }
+    assert!(found.iter().any(|(_, index)| index == "outbox_late"), "{found:?}");
+}
+
+#[tokio::test]
+async fn reads_are_index_scans_whose_cost_does_not_grow_with_the_backlog() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    drop(source(&database, "relay").await);
+    client
+        .execute(
+            "insert into postroom.outbox (topic, type, payload, key)
+             select 'orders', 'order.placed', convert_to('payload ' || n, 'UTF8'), 'key-' || n % 1000
+               from generate_series(1, $1::bigint) n",
+            &[&ROWS],
+        )
+        .await
+        .unwrap();
+    client.batch_execute("analyze postroom.outbox; set enable_seqscan = off; set jit = off").await.unwrap();
+    let snapshot: String = client.query_one("select pg_current_snapshot()::text", &[]).await.unwrap().get(0);
+
+    let behind = |backlog: i64| At { seq: ROWS - backlog, floor: ROWS - backlog, snapshot: &snapshot };
+    let short = explain(&client, &behind(1_000), 62).await;
+    let long = explain(&client, &behind(ROWS), 62).await;
+    only_index_scans(&short);
+    only_index_scans(&long);
+    assert_eq!(long["Actual Rows"].as_f64().unwrap() as i64, 16 * 62 + 1);
+    let (short, long) = (buffers(&short), buffers(&long));
+    println!("buffers for the next thousand: {short} at a backlog of 1,000, {long} at a million");
+    assert!(long < short * 3 / 2, "{long} buffers at a million, {short} at a thousand");
+
+    // Late rows: transactions that were open when the snapshot was taken, with rows behind the position.
+    let mut writers = Vec::new();
+    for _ in 0..8 {
+        let writer = database.connect().await;
+        writer.batch_execute("begin; select postroom.enqueue('orders', 'late', 'x')").await.unwrap();
+        writers.push(writer);
+    }
+    let floor: i64 = client.query_one("select floor_seq from postroom.checkpoint()", &[]).await.unwrap().get(0);
+    client.batch_execute("select postroom.enqueue('orders', 'order.placed', 'x')").await.unwrap();
+    let snapshot: String = client.query_one("select pg_current_snapshot()::text", &[]).await.unwrap().get(0);
+    let seq: i64 = client.query_one("select max(seq) from postroom.outbox", &[]).await.unwrap().get(0);
+    for writer in &writers {
+        writer.batch_execute("commit").await.unwrap();
+    }
+    let late = explain(&client, &At { seq, floor, snapshot: &snapshot }, 62).await;
+    only_index_scans(&late);
+    assert_eq!(late["Actual Rows"].as_f64().unwrap() as i64, 8 + 1);
+    println!("buffers for 8 late rows of 8 transactions in 16 lanes: {}", buffers(&late));
+    assert!(buffers(&late) < 2_000);
+}

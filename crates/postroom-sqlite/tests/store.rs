@@ -1,0 +1,210 @@
+//! The SQLite store on a file of its own.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use postroom::{
+    Admission, Consumer, EnqueueError, Inbox, Message, MessageId, Origin, Outbox, Outcome, PAYLOAD_BYTES_MAX,
+    Settlement, Source, Token, TopicFilter, Want,
+};
+use postroom_sqlite::{Sqlite, SqliteSource, SqliteSourceOptions, connect, migrate};
+use rusqlite::{Connection, TransactionBehavior};
+use sqlx::Connection as _;
+
+struct File(PathBuf);
+
+impl Drop for File {
+    fn drop(&mut self) {
+        for suffix in ["", "-wal", "-shm"] {
+            let _ = std::fs::remove_file(format!("{}{suffix}", self.0.display()));
+        }
+    }
+}
+
+fn prepared() -> (File, Connection) {
+    let path = std::env::temp_dir().join(format!("postroom-test-{}.db", MessageId::new()));
+    let mut connection = connect(&path).unwrap();
+    migrate(&mut connection).unwrap();
+    (File(path), connection)
+}
+
+async fn source(file: &File, owner: &str) -> SqliteSource {
+    let options = SqliteSourceOptions {
+        path: file.0.clone(),
+        route: "orders".to_owned(),
+        topics: TopicFilter::new(["orders"]).unwrap(),
+        owner: owner.to_owned(),
+        lease: Duration::from_secs(600),
+    };
+    let source = SqliteSource::open(options).unwrap();
+    source.renew().await.unwrap();
+    source
+}
+
+fn enqueue(connection: &mut Connection, messages: &[Message]) {
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+    Sqlite.enqueue_blocking(&tx, messages).unwrap();
+    tx.commit().unwrap();
+}
+
+fn message(key: &str) -> Message {
+    Message::new("orders", "order.placed", "x").key(key)
+}
+
+async fn claim(source: &SqliteSource) -> Vec<postroom::Delivery> {
+    source.claim(Want { messages: 100, parked: true }).await.unwrap().deliveries
+}
+
+fn settled(token: Token, outcome: Outcome) -> Settlement {
+    Settlement { token, outcome }
+}
+
+#[tokio::test]
+async fn committed_messages_come_out_once_and_in_order_and_rolled_back_ones_never() {
+    let (file, mut connection) = prepared();
+    let source = source(&file, "relay").await;
+    let messages: Vec<Message> = (0..50).map(|_| message("a")).collect();
+    for message in &messages {
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+        Sqlite.enqueue_blocking(&tx, &[Message::new("orders", "rolled.back", "x")]).unwrap();
+        tx.rollback().unwrap();
+        enqueue(&mut connection, std::slice::from_ref(message));
+    }
+    enqueue(&mut connection, &[Message::new("other topic", "k", "x")]);
+    let claimed = claim(&source).await;
+    let ids: Vec<MessageId> = claimed.iter().map(|delivery| delivery.message.id).collect();
+    assert_eq!(ids, messages.iter().map(|message| message.id).collect::<Vec<_>>());
+    source.settle(&claimed.iter().map(|d| settled(d.token, Outcome::Done)).collect::<Vec<_>>()).await.unwrap();
+    assert!(claim(&source).await.is_empty());
+    source.release().await.unwrap();
+    let again = self::source(&file, "another").await;
+    assert!(claim(&again).await.is_empty(), "what was settled does not come again");
+}
+
+#[tokio::test]
+async fn what_was_not_settled_comes_again_after_a_crash() {
+    let (file, mut connection) = prepared();
+    let first = source(&file, "first").await;
+    enqueue(&mut connection, &[message("a"), message("a"), message("a")]);
+    let claimed = claim(&first).await;
+    first.settle(&[settled(claimed[1].token, Outcome::Done)]).await.unwrap();
+    connection.execute("update postroom_lanes set expires_ms = 0", []).unwrap();
+    let second = source(&file, "second").await;
+    assert_eq!(claim(&second).await.len(), 3);
+    let stale = first.settle(&[settled(claimed[0].token, Outcome::Done)]).await.unwrap();
+    assert_eq!(stale.lost_lanes.len() + stale.fenced, 0, "nothing had to be written yet");
+    let retry = Outcome::Retry { after: Duration::ZERO, attempts: 1, error: "x".to_owned() };
+    let stale = first.settle(&[settled(claimed[2].token, retry)]).await.unwrap();
+    assert_eq!((stale.fenced, stale.lost_lanes), (1, vec![0]));
+    let parked: i64 = connection.query_row("select count(*) from postroom_parked", [], |row| row.get(0)).unwrap();
+    assert_eq!(parked, 0, "I9");
+}
+
+#[tokio::test]
+async fn a_failed_message_parks_its_key_in_order() {
+    let (file, mut connection) = prepared();
+    let source = source(&file, "relay").await;
+    let messages = [message("a"), message("a"), message("b")];
+    enqueue(&mut connection, &messages);
+    let claimed = claim(&source).await;
+    let retry = |attempts| Outcome::Retry { after: Duration::from_secs(3600), attempts, error: "no".to_owned() };
+    source
+        .settle(&[
+            settled(claimed[0].token, retry(1)),
+            settled(claimed[1].token, Outcome::Queue),
+            settled(claimed[2].token, Outcome::Done),
+        ])
+        .await
+        .unwrap();
+    enqueue(&mut connection, &[message("a")]);
+    let next = claim(&source).await;
+    assert!(next.len() == 1 && next[0].behind);
+    source.settle(&[settled(next[0].token, Outcome::Queue)]).await.unwrap();
+    connection.execute("update postroom_parked set due_ms = 0 where state = 'retry'", []).unwrap();
+    let run = claim(&source).await;
+    assert_eq!(run.len(), 3);
+    assert!(run.iter().all(|delivery| delivery.origin == Origin::Parked));
+    assert_eq!(run[0].message.id, messages[0].id);
+    let dead = Outcome::Dead { attempts: 8, cause: postroom::Cause::Exhausted, error: "no".to_owned() };
+    source.settle(&[settled(run[0].token, dead), settled(run[1].token, Outcome::Done)]).await.unwrap();
+    source.settle(&[settled(run[2].token, Outcome::Done)]).await.unwrap();
+    let status = postroom_sqlite::status(&connection).unwrap();
+    let route = &status.routes[0];
+    assert_eq!((route.backlog, route.parked, route.dead, route.lanes_held), (0, 0, 1, 1));
+}
+
+#[tokio::test]
+async fn a_delayed_message_waits_for_its_time() {
+    let (file, mut connection) = prepared();
+    let source = source(&file, "relay").await;
+    enqueue(&mut connection, &[message("a").delay(Duration::from_secs(3600)), message("a")]);
+    let claimed = claim(&source).await;
+    assert_eq!(claimed.iter().map(|delivery| delivery.scheduled).collect::<Vec<_>>(), [true, false]);
+    source
+        .settle(&[settled(claimed[0].token, Outcome::Schedule), settled(claimed[1].token, Outcome::Done)])
+        .await
+        .unwrap();
+    assert!(claim(&source).await.is_empty());
+    connection.execute("update postroom_parked set due_ms = 0", []).unwrap();
+    assert_eq!(claim(&source).await.len(), 1);
+}
+
+#[tokio::test]
+async fn payload_bytes_in_are_payload_bytes_out() {
+    let (file, mut connection) = prepared();
+    let source = source(&file, "relay").await;
+    let payloads: [Vec<u8>; 4] = [vec![], b"a\0b".to_vec(), vec![0xff, 0xfe, 0xc3], vec![7; PAYLOAD_BYTES_MAX]];
+    let messages: Vec<Message> = payloads
+        .iter()
+        .map(|payload| Message::new("orders", "bytes", payload.clone()).key("k").header("nul", "a\0b"))
+        .collect();
+    enqueue(&mut connection, &messages);
+    connection
+        .execute(
+            "insert into postroom_outbox (id, topic, type, payload) values (?1, 'orders', 'plain', 'text')",
+            [MessageId::new().to_string()],
+        )
+        .unwrap();
+    let found: Vec<Message> = claim(&source).await.into_iter().map(|delivery| delivery.message).collect();
+    for (found, payload) in found.iter().zip(&payloads) {
+        assert!(found.payload == payload && found.headers["nul"] == "a\0b");
+    }
+    assert_eq!(found[4].payload.as_ref(), b"text");
+    let tx = connection.transaction().unwrap();
+    let refused = Sqlite.enqueue_blocking(&tx, &[Message::new("t", "k", vec![0; PAYLOAD_BYTES_MAX + 1])]);
+    assert!(matches!(refused, Err(EnqueueError::Limit(_))));
+}
+
+#[tokio::test]
+async fn sqlx_transactions_write_and_admit() {
+    let (file, connection) = prepared();
+    let mut sqlx = sqlx::SqliteConnection::connect(&format!("sqlite:{}", file.0.display())).await.unwrap();
+    let written = message("a");
+    let mut tx = sqlx.begin().await.unwrap();
+    Sqlite.enqueue(&mut tx, std::slice::from_ref(&written)).await.unwrap();
+    tx.commit().await.unwrap();
+    let mut tx = sqlx.begin().await.unwrap();
+    let again = Sqlite.enqueue(&mut tx, std::slice::from_ref(&written)).await.unwrap_err();
+    assert!(matches!(again, EnqueueError::AlreadyEnqueued { .. }));
+    tx.rollback().await.unwrap();
+    let consumer = Consumer::new("totals").unwrap();
+    for expected in [Admission::New, Admission::Duplicate] {
+        let mut tx = sqlx.begin().await.unwrap();
+        let admission = Sqlite.admit(&mut tx, &consumer, written.id).await.unwrap();
+        assert_eq!(admission, expected);
+        tx.commit().await.unwrap();
+    }
+    drop(connection);
+    let source = source(&file, "relay").await;
+    assert_eq!(claim(&source).await[0].message.id, written.id);
+}
+
+#[test]
+fn migrating_again_changes_nothing_and_a_changed_schema_is_refused() {
+    let (_file, mut connection) = prepared();
+    assert!(migrate(&mut connection).unwrap().is_empty());
+    connection.execute("update postroom_migrations set checksum = 'x'", []).unwrap();
+    assert!(migrate(&mut connection).is_err());
+}

@@ -1,0 +1,124 @@
+//! The broker's own account: a queue that is bound to everything an exchange carries, and read to the end.
+
+use futures_util::StreamExt;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicQosOptions, ExchangeDeclareOptions, QueueBindOptions,
+    QueueDeclareOptions,
+};
+use lapin::types::FieldTable;
+use lapin::{Channel, Connection, ConnectionProperties, ExchangeKind};
+
+/// A message as the broker holds it.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    /// The `message_id` property.
+    pub id: String,
+    /// The routing key it was published with.
+    pub routing_key: String,
+    /// Its bytes.
+    pub body: Vec<u8>,
+    /// Its properties.
+    pub properties: lapin::BasicProperties,
+}
+
+/// A durable queue of the test's own.
+pub struct AuditQueue {
+    url: String,
+    name: String,
+}
+
+impl AuditQueue {
+    /// Declares the exchange (topic, durable) and a queue bound to it.
+    ///
+    /// # Panics
+    /// If the broker cannot be reached.
+    pub async fn bound(url: &str, exchange: &str, routing_key: &str) -> Self {
+        Self::named(url, exchange, routing_key, &format!("audit-{exchange}")).await
+    }
+
+    /// The same with a name of one's own, for a queue that a consumer will read.
+    ///
+    /// # Panics
+    /// If the broker cannot be reached.
+    pub async fn named(url: &str, exchange: &str, routing_key: &str, name: &str) -> Self {
+        let name = name.to_owned();
+        let (_connection, channel) = open(url).await;
+        let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
+        channel
+            .exchange_declare(exchange.into(), ExchangeKind::Topic, durable, FieldTable::default())
+            .await
+            .expect("declare the exchange");
+        let durable = QueueDeclareOptions { durable: true, ..Default::default() };
+        channel.queue_declare(name.as_str().into(), durable, FieldTable::default()).await.expect("declare the queue");
+        channel
+            .queue_bind(
+                name.as_str().into(),
+                exchange.into(),
+                routing_key.into(),
+                QueueBindOptions::default(),
+                FieldTable::default(),
+            )
+            .await
+            .expect("bind the queue");
+        Self { url: url.to_owned(), name }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Messages in it that nobody has taken, by the broker's count.
+    ///
+    /// # Panics
+    /// If the broker cannot be reached.
+    pub async fn ready(&self) -> usize {
+        let (_connection, channel) = open(&self.url).await;
+        count(&channel, &self.name).await
+    }
+
+    /// Takes everything out, in the order in which the broker stored it.
+    ///
+    /// # Panics
+    /// If the broker cannot be reached.
+    pub async fn drain(&self) -> Vec<Stored> {
+        let (_connection, channel) = open(&self.url).await;
+        let total = count(&channel, &self.name).await;
+        let mut stored = Vec::with_capacity(total);
+        if total == 0 {
+            return stored;
+        }
+        channel.basic_qos(2000, BasicQosOptions::default()).await.expect("set the prefetch");
+        let mut consumer = channel
+            .basic_consume(self.name.as_str().into(), "".into(), BasicConsumeOptions::default(), FieldTable::default())
+            .await
+            .expect("consume");
+        while stored.len() < total {
+            let delivery = consumer.next().await.expect("the queue goes on").expect("a delivery");
+            let id = delivery.properties.message_id().as_ref().map(|id| id.as_str().to_owned());
+            stored.push(Stored {
+                id: id.unwrap_or_default(),
+                routing_key: delivery.routing_key.as_str().to_owned(),
+                body: delivery.data,
+                properties: delivery.properties,
+            });
+            if stored.len() % 500 == 0 || stored.len() == total {
+                channel.basic_ack(delivery.delivery_tag, BasicAckOptions { multiple: true }).await.expect("ack");
+            }
+        }
+        channel.close(200, "read".into()).await.expect("close the channel");
+        stored
+    }
+}
+
+async fn open(url: &str) -> (Connection, Channel) {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("connect to RabbitMQ");
+    let channel = connection.create_channel().await.expect("open a channel");
+    (connection, channel)
+}
+
+async fn count(channel: &Channel, queue: &str) -> usize {
+    let passive = QueueDeclareOptions { passive: true, ..Default::default() };
+    let queue = channel.queue_declare(queue.into(), passive, FieldTable::default()).await.expect("ask for the queue");
+    queue.message_count() as usize
+}
