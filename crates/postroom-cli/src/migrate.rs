@@ -12,7 +12,7 @@ use crate::store::Store;
 pub struct MigrateArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Lanes of a new PostgreSQL schema: so many relays can share a route; fixed afterwards
+    /// Lanes of a new PostgreSQL schema, the units in which a route is read; fixed afterwards
     #[arg(long, default_value_t = LANES_DEFAULT, value_name = "N")]
     lanes: u16,
     /// Print the script instead of running it

@@ -147,3 +147,19 @@ fn a_failed_effect_gives_its_claim_back_on_sqlite_and_a_second_delivery_is_a_dup
     let times: i64 = connection.query_row("select sum(times) from effects", [], |row| row.get(0)).unwrap();
     assert_eq!(times, 1);
 }
+
+#[tokio::test]
+async fn an_effect_that_swallowed_a_database_error_is_not_taken_for_done() {
+    let database = postgres().await;
+    let mut client = database.connect().await;
+    let (consumer, id) = (Consumer::new("totals").unwrap(), MessageId::new());
+    let outcome = Postgres
+        .once(&mut client, &consumer, id, async |tx| {
+            tx.execute(EFFECT, &[&id.to_string()]).await?;
+            // "Already there", thinks the handler; but the transaction is aborted, and COMMIT would be a silent rollback.
+            let _ = tx.execute("insert into effects values ($1, 1)", &[&id.to_string()]).await;
+            Ok(())
+        })
+        .await;
+    assert!(outcome.is_err(), "it would be acked, and its effect lost");
+}

@@ -14,6 +14,8 @@ mod connect;
 #[cfg(feature = "tokio-postgres")]
 mod inbox;
 #[cfg(feature = "tokio-postgres")]
+mod lanes;
+#[cfg(feature = "tokio-postgres")]
 mod link;
 #[cfg(feature = "tokio-postgres")]
 mod log_source;
@@ -27,6 +29,8 @@ mod position;
 mod rebase;
 #[cfg(feature = "tokio-postgres")]
 mod record;
+#[cfg(feature = "tokio-postgres")]
+mod row;
 #[cfg(feature = "tokio-postgres")]
 mod status;
 

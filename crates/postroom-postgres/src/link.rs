@@ -1,11 +1,10 @@
 //! One connection that is opened when it is needed and again after it broke.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use postroom::StoreError;
-use tokio::sync::Mutex;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Statement};
 
@@ -13,14 +12,56 @@ use crate::connect::Connector;
 
 /// No statement of ours takes this long; one that does waits for something that is gone.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Connecting, TLS, authentication and settings together: a proxy that accepts and says nothing must not hang us.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The relay's statements are all index scans; a plan made while a table was small and cached must not become a
 /// sequential scan when it has grown.
 const SESSION_SQL: &str = "set enable_seqscan = off; set jit = off; set statement_timeout = '50s'; \
-                           set idle_in_transaction_session_timeout = '60s'; set lock_timeout = '20s'";
+                           set idle_in_transaction_session_timeout = '5s'; set lock_timeout = '20s'";
+
+/// Which server answers, by what no two incarnations share: after a failover, a restore or a crash it may have forgotten
+/// what it told us, and hand out the same transaction ids and seqs again.
+const IDENTITY_SQL: &str =
+    "select s.system_identifier || '/' || c.timeline_id || '/' || pg_postmaster_start_time()::text
+                              from pg_control_system() s, pg_control_checkpoint() c";
+
+/// The server that the links of one source talk to. Each new incarnation is a new generation; what was learnt under an
+/// older one must not be used any more.
+#[derive(Debug, Default)]
+pub(crate) struct Server(Mutex<Incarnation>);
+
+#[derive(Debug, Default)]
+struct Incarnation {
+    identity: Option<String>,
+    generation: u64,
+}
+
+impl Server {
+    pub fn generation(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).generation
+    }
+
+    /// Notes who answered; returns the generation that it belongs to.
+    fn met(&self, identity: String) -> u64 {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.identity.as_ref().is_some_and(|known| *known != identity) {
+            known.generation += 1;
+            tracing::warn!("the database server was restarted or replaced; reading again from the stored positions");
+        }
+        known.identity = Some(identity);
+        known.generation
+    }
+}
+
+/// What was asked for belongs to an earlier incarnation of the server.
+#[derive(Debug, thiserror::Error)]
+#[error("the server was restarted or replaced meanwhile")]
+struct Outdated;
 
 pub(crate) struct Session {
     pub client: Client,
+    generation: u64,
     statements: HashMap<&'static str, Statement>,
 }
 
@@ -35,37 +76,51 @@ impl Session {
     }
 }
 
-/// A connection for one purpose. Calls queue up; a call that fails in a way that leaves the session in doubt, is
-/// cancelled, or takes too long, closes it, and the next call opens another.
+/// A connection for one purpose. Calls queue up; a call that fails, is cancelled, or takes too long, closes it, and the next
+/// call opens another.
 pub(crate) struct Link {
     connector: Arc<Connector>,
+    server: Arc<Server>,
     settings: &'static str,
-    session: Mutex<Option<Session>>,
+    call_timeout: Duration,
+    session: tokio::sync::Mutex<Option<Session>>,
 }
 
 impl Link {
-    pub fn new(connector: Arc<Connector>, settings: &'static str) -> Self {
-        Self { connector, settings, session: Mutex::new(None) }
+    pub fn new(connector: Arc<Connector>, server: Arc<Server>, settings: &'static str) -> Self {
+        let session = tokio::sync::Mutex::new(None);
+        Self { connector, server, settings, call_timeout: CALL_TIMEOUT, session }
     }
 
-    /// Runs `work` on the session. The session is taken out while it runs: a cancelled call drops it, so that no half-done
-    /// transaction can meet the next one.
+    /// Waits at most this long for an answer.
+    pub fn call_timeout(mut self, timeout: Duration) -> Self {
+        self.call_timeout = timeout;
+        self
+    }
+
+    /// Runs `work` on the session, if the server is still the one of `generation`. The session is taken out while it runs:
+    /// a cancelled call drops it, so that no half-done transaction can meet the next one.
     pub async fn call<T>(
         &self,
+        generation: u64,
         what: &'static str,
         work: impl AsyncFnOnce(&mut Session) -> Result<T, tokio_postgres::Error>,
     ) -> Result<T, StoreError> {
         let mut slot = self.session.lock().await;
-        let mut session = match slot.take().filter(|session| !session.client.is_closed()) {
+        let current = self.server.generation();
+        let usable = |session: &Session| !session.client.is_closed() && session.generation == current;
+        let mut session = match slot.take().filter(usable) {
             Some(session) => session,
-            None => {
-                let client = self.connector.connect().await?;
-                client.batch_execute(SESSION_SQL).await.map_err(|error| store_error(what, error))?;
-                client.batch_execute(self.settings).await.map_err(|error| store_error(what, error))?;
-                Session { client, statements: HashMap::new() }
-            }
+            None => match tokio::time::timeout(OPEN_TIMEOUT, self.open(what)).await {
+                Ok(opened) => opened?,
+                Err(elapsed) => return Err(StoreError::Unavailable { what, source: elapsed.into() }),
+            },
         };
-        match tokio::time::timeout(CALL_TIMEOUT, work(&mut session)).await {
+        if session.generation != generation {
+            *slot = Some(session);
+            return Err(StoreError::Unavailable { what, source: Outdated.into() });
+        }
+        match tokio::time::timeout(self.call_timeout, work(&mut session)).await {
             Ok(Ok(value)) => {
                 *slot = Some(session);
                 Ok(value)
@@ -73,6 +128,15 @@ impl Link {
             Ok(Err(error)) => Err(store_error(what, error)),
             Err(elapsed) => Err(StoreError::Unavailable { what, source: elapsed.into() }),
         }
+    }
+
+    async fn open(&self, what: &'static str) -> Result<Session, StoreError> {
+        let failed = |error| store_error(what, error);
+        let client = self.connector.connect().await?;
+        client.batch_execute(SESSION_SQL).await.map_err(failed)?;
+        client.batch_execute(self.settings).await.map_err(failed)?;
+        let identity = client.query_one(IDENTITY_SQL, &[]).await.and_then(|row| row.try_get(0)).map_err(failed)?;
+        Ok(Session { client, generation: self.server.met(identity), statements: HashMap::new() })
     }
 }
 

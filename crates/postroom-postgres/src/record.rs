@@ -12,7 +12,7 @@ use crate::position::Position;
 /// Moves positions; returns the lanes that were still ours.
 pub(crate) async fn positions(
     link: &Link,
-    route: &str,
+    (generation, route, owner): (u64, &str, &str),
     moves: &[(u16, i64, Position)],
 ) -> Result<HashSet<u16>, StoreError> {
     let lanes: Vec<i16> = moves.iter().map(|(lane, _, _)| *lane as i16).collect();
@@ -25,10 +25,10 @@ pub(crate) async fn positions(
     let catch_up_seqs: Vec<Option<i64>> =
         moves.iter().map(|(_, _, position)| position.catch_up.as_ref().map(|c| c.seq)).collect();
     let rows = link
-        .call("write positions", async |session| {
+        .call(generation, "write positions", async |session| {
             let statement = session.prepared(include_str!("sql/settle_positions.sql")).await?;
-            let parameters: [&(dyn ToSql + Sync); 8] =
-                [&route, &lanes, &epochs, &snapshots, &seqs, &floors, &catch_ups, &catch_up_seqs];
+            let parameters: [&(dyn ToSql + Sync); 9] =
+                [&route, &lanes, &epochs, &snapshots, &seqs, &floors, &catch_ups, &catch_up_seqs, &owner];
             session.client.query(&statement, &parameters).await
         })
         .await?;
@@ -115,11 +115,15 @@ impl Record {
     }
 
     /// Writes it for the lanes that are still ours, and returns those. Repeating it changes nothing more.
-    pub async fn write(&self, link: &Link, route: &str) -> Result<HashSet<u16>, StoreError> {
-        link.call("record parked messages and dead letters", async |session| {
+    pub async fn write(
+        &self,
+        link: &Link,
+        (generation, route, owner): (u64, &str, &str),
+    ) -> Result<HashSet<u16>, StoreError> {
+        link.call(generation, "record parked messages and dead letters", async |session| {
             let tx = session.client.transaction().await?;
             let (lanes, epochs): (Vec<i16>, Vec<i64>) = self.lanes().map(|(l, e)| (l as i16, e)).unzip();
-            let held = tx.query(include_str!("sql/lock_lanes.sql"), &[&route, &lanes, &epochs]).await?;
+            let held = tx.query(include_str!("sql/lock_lanes.sql"), &[&route, &lanes, &epochs, &owner]).await?;
             let held: HashSet<u16> = held.iter().map(|row| row.get::<_, i16>(0) as u16).collect();
 
             let rows: Vec<_> = self.park.iter().filter(|row| held.contains(&row.lane)).collect();

@@ -2,8 +2,8 @@
 //! [`Engine::next`] says what is to be done.
 //!
 //! Invariants: at most one delivery of a key is with the sink; a delivery is settled as done only after a verdict of
-//! `Stored` or `Skipped` on its message; what is claimed and not settled never exceeds `in_flight_max` by more than one
-//! claim's parked messages; an unreachable sink or store burns no attempt.
+//! `Stored` or `Skipped` on its message; what is claimed from the outbox and not passed by the stored position never exceeds
+//! `in_flight_max`; an unreachable sink or store burns no attempt.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const POLL_FIRST: Duration = Duration::from_millis(5);
 /// What the engine is told once.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// Most deliveries claimed and not settled: what a crash can repeat.
+    /// Most deliveries claimed and not passed by the stored position: what a crash can repeat.
     pub in_flight_max: usize,
     /// Longest wait between two polls when there is nothing to do.
     pub poll_idle: Duration,
@@ -138,6 +138,8 @@ pub struct Engine {
     woken: bool,
     parked_at: Duration,
     lanes_held: usize,
+    /// Settled, but not passed by the stored position: a crash repeats these too.
+    settled_ahead: usize,
     renewing: bool,
     renew_at: Duration,
     renew_backoff: Backoff,
@@ -174,6 +176,7 @@ impl Engine {
             woken: false,
             parked_at: Duration::ZERO,
             lanes_held: 0,
+            settled_ahead: 0,
             renewing: false,
             renew_at: Duration::ZERO,
             renew_backoff: store_backoff(),
@@ -273,11 +276,10 @@ impl Engine {
 
     fn can_claim(&self) -> bool {
         // Reading for a handful of free places costs as much as for many.
-        let credit = self.options.in_flight_max.saturating_sub(self.held.len());
         !self.stopping
             && self.claiming.is_none()
             && self.lanes_held > 0
-            && credit >= self.options.in_flight_max.div_ceil(4)
+            && self.credit() >= self.options.in_flight_max.div_ceil(4)
     }
 
     fn want(&mut self, now: Duration) -> Option<Want> {
@@ -288,7 +290,12 @@ impl Engine {
         if parked {
             self.parked_at = now + PARKED_POLL;
         }
-        Some(Want { messages: self.options.in_flight_max.saturating_sub(self.held.len()), parked })
+        Some(Want { messages: self.credit(), parked })
+    }
+
+    /// How many more deliveries a crash may repeat.
+    fn credit(&self) -> usize {
+        self.options.in_flight_max.saturating_sub(self.held.len() + self.settled_ahead)
     }
 
     fn next_batch(&mut self) -> Option<Action> {
@@ -515,6 +522,7 @@ impl Engine {
             self.held.remove(&settlement.token);
         }
         self.counters.fenced += settled.fenced as u64;
+        self.settled_ahead = settled.settled_ahead;
         self.parking.settled(self.settle_number, self.claiming);
         self.lose(&settled.lost_lanes);
         self.lanes_held = self.lanes_held.saturating_sub(settled.lost_lanes.len());

@@ -57,7 +57,7 @@ impl Relay {
         self
     }
 
-    /// Most deliveries claimed and not settled; at least 1.
+    /// Most deliveries claimed and not passed by the stored position, which is what a crash can repeat; at least 1.
     pub fn in_flight_max(mut self, messages: usize) -> Self {
         self.in_flight_max = messages.max(1);
         self

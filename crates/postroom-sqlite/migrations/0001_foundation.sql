@@ -2,10 +2,12 @@
 -- position of a route is one seq, and there are no late rows. One lane.
 create table postroom_outbox (
     seq               integer primary key autoincrement,
-    id                text    not null unique,
+    id                text    not null unique
+        check (length(replace(id, '-', '')) = 32 and id not glob '*[^0-9a-fA-F-]*'),
     topic             text    not null check (length(cast(topic as blob)) between 1 and 255),
     type              text    not null check (length(cast(type as blob)) between 1 and 255),
-    payload           blob    not null check (length(cast(payload as blob)) <= 1048576),
+    payload           blob    not null
+        check (typeof(payload) in ('blob', 'text') and length(cast(payload as blob)) <= 1048576),
     key               text    check (length(cast(key as blob)) between 1 and 512),
     routing_key       text    check (length(cast(routing_key as blob)) <= 255),
     content_type      text    not null default 'application/octet-stream',
@@ -13,9 +15,10 @@ create table postroom_outbox (
     tenant_id         text    check (length(cast(tenant_id as blob)) <= 512),
     aggregate_type    text    check (length(cast(aggregate_type as blob)) <= 255),
     aggregate_id      text    check (length(cast(aggregate_id as blob)) between 1 and 512),
-    aggregate_version integer,
-    occurred_ms       integer not null default (cast(unixepoch('subsec') * 1000 as integer)),
-    visible_ms        integer
+    aggregate_version integer check (typeof(aggregate_version) in ('integer', 'null')),
+    occurred_ms       integer not null default (cast(unixepoch('subsec') * 1000 as integer))
+        check (typeof(occurred_ms) = 'integer'),
+    visible_ms        integer check (typeof(visible_ms) in ('integer', 'null'))
 );
 
 create table postroom_lanes (

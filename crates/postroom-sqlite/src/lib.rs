@@ -15,6 +15,8 @@ mod outbox;
 #[cfg(feature = "rusqlite")]
 mod record;
 #[cfg(feature = "rusqlite")]
+mod row;
+#[cfg(feature = "rusqlite")]
 mod source;
 #[cfg(feature = "sqlx")]
 mod sqlx_outbox;

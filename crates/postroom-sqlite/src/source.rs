@@ -6,16 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use postroom::{
-    Claimed, Delivery, Message, MessageId, Origin, ReadId, Settled, Settlement, Source, Standing, StoreError, Token,
-    TopicFilter, Want, Watermark,
+    Claimed, Delivery, Origin, ReadId, Settled, Settlement, Source, Standing, StoreError, Token, TopicFilter, Want,
+    Watermark,
 };
-use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 
 use crate::connect::{connect, store_error};
 use crate::record::Record;
+use crate::row::Found;
 
 /// The one lane of a SQLite store.
 pub(crate) const LANE: u16 = 0;
@@ -55,7 +54,6 @@ struct Inner {
     lost: Vec<u16>,
 }
 
-#[derive(Clone)]
 struct Out {
     seq: i64,
     key: Option<String>,
@@ -188,50 +186,59 @@ impl Inner {
         if self.epoch.is_none() {
             return Ok(claimed);
         }
-        if want.parked {
-            self.claim_parked(want.messages, &mut claimed)?;
+        // Everything is read before anything is taken in: an error half-way must not leave a read in nobody's hand.
+        let parked = if want.parked { self.read_parked(want.messages)? } else { Vec::new() };
+        let fresh = self.read_fresh(want.messages)?;
+        claimed.more = parked.len() >= want.messages || fresh.len() >= want.messages;
+
+        for Found { seq, attempts, message, .. } in parked {
+            let key = message.ordering_key().map(str::to_owned);
+            let token = self.hand_out(Out { seq, key, read: None });
+            let (origin, scheduled, behind) = (Origin::Parked, false, false);
+            claimed.deliveries.push(Delivery { token, lane: LANE, origin, attempts, scheduled, behind, message });
         }
+        let Some(last) = fresh.last() else { return Ok(claimed) };
+        self.position = last.seq;
+        let topics = &self.options.topics;
+        let wanted: Vec<Found> =
+            fresh.into_iter().filter(|row| !row.dealt_with && topics.takes(&row.message.topic)).collect();
+        let read = self.watermark.opened(self.position, wanted.len());
+        if let Some(position) = self.watermark.advance() {
+            self.unwritten = Some(position);
+        }
+        for Found { seq, attempts, scheduled, behind, message, .. } in wanted {
+            let key = message.ordering_key().map(str::to_owned);
+            let token = self.hand_out(Out { seq, key, read: Some(read) });
+            let origin = Origin::Outbox;
+            claimed.deliveries.push(Delivery { token, lane: LANE, origin, attempts, scheduled, behind, message });
+        }
+        Ok(claimed)
+    }
+
+    fn read_fresh(&self, limit: usize) -> Result<Vec<Found>, rusqlite::Error> {
+        // Dealt with: parked or buried before a crash kept the position from passing it.
         let sql = format!(
-            "select o.*, coalesce(o.visible_ms > {NOW}, false) as scheduled, 0 as attempts,
+            "select o.*, 0 as attempts, coalesce(o.visible_ms > {NOW}, false) as scheduled,
+                    (exists (select 1 from postroom_parked p where p.route = ?1 and p.seq = o.seq)
+                     or exists (select 1 from postroom_dead_letters d where d.route = ?1 and d.seq = o.seq)) as dealt_with,
                     exists (select 1 from postroom_parked p
                              where p.route = ?1 and p.ordering_key = coalesce(o.key, o.aggregate_id)
                                and p.state <> 'scheduled') as behind
                from postroom_outbox o where o.seq > ?2 order by o.seq limit ?3"
         );
-        let rows: Vec<(i64, bool, bool, Message)> = self
-            .connection
+        self.connection
             .prepare_cached(&sql)?
-            .query_map(params![self.options.route, self.position, want.messages as i64], |row| {
-                Ok((row.get("seq")?, row.get("scheduled")?, row.get("behind")?, message_of(row)?))
-            })?
-            .collect::<Result<_, _>>()?;
-        let Some((last, _, _, _)) = rows.last() else { return Ok(claimed) };
-        self.position = *last;
-        claimed.more |= rows.len() >= want.messages;
-        let wanted = rows.iter().filter(|(_, _, _, message)| self.options.topics.takes(&message.topic)).count();
-        let read = self.watermark.opened(self.position, wanted);
-        if let Some(position) = self.watermark.advance() {
-            self.unwritten = Some(position);
-        }
-        for (seq, scheduled, behind, message) in rows {
-            if !self.options.topics.takes(&message.topic) {
-                continue;
-            }
-            let key = message.ordering_key().map(str::to_owned);
-            let token = self.hand_out(Out { seq, key, read: Some(read) });
-            let origin = Origin::Outbox;
-            claimed.deliveries.push(Delivery { token, lane: LANE, origin, attempts: 0, scheduled, behind, message });
-        }
-        Ok(claimed)
+            .query_map(params![self.options.route, self.position, limit as i64], Found::of)?
+            .collect()
     }
 
-    fn claim_parked(&mut self, want: usize, claimed: &mut Claimed) -> Result<(), rusqlite::Error> {
+    /// Heads that are due, each with what queues behind it, up to the next head of the key.
+    fn read_parked(&self, limit: usize) -> Result<Vec<Found>, rusqlite::Error> {
         let in_hand: Vec<i64> = self.out.values().filter(|out| out.read.is_none()).map(|out| out.seq).collect();
         let in_hand = serde_json::to_string(&in_hand).unwrap_or_default();
-        // Heads that are due, each with what queues behind it.
         let sql = format!(
             "with heads as (
-                 select p.* from postroom_parked p
+                 select p.seq, p.state, p.ordering_key from postroom_parked p
                   where p.route = ?1 and p.state <> 'queued' and p.due_ms <= {NOW}
                     and p.seq not in (select value from json_each(?2))
                     and (p.ordering_key is null or not exists (
@@ -239,34 +246,21 @@ impl Inner {
                              where e.route = p.route and e.ordering_key = p.ordering_key and e.state <> 'scheduled'
                                and e.seq < p.seq))
                   order by p.due_ms, p.seq limit ?3)
-             select * from heads
-             union all
-             select q.* from postroom_parked q
-              where q.route = ?1 and q.state = 'queued' and q.seq not in (select value from json_each(?2))
-                and q.ordering_key in (select ordering_key from heads where state = 'retry')
-              order by seq limit ?3"
+             select p.*, false as scheduled, false as behind, false as dealt_with from postroom_parked p
+              where p.route = ?1 and p.seq not in (select value from json_each(?2))
+                and (p.seq in (select seq from heads)
+                     or (p.state = 'queued' and exists (
+                             select 1 from heads h
+                              where h.state = 'retry' and h.ordering_key = p.ordering_key and h.seq < p.seq
+                                and not exists (select 1 from postroom_parked n
+                                                 where n.route = ?1 and n.ordering_key = p.ordering_key
+                                                   and n.state = 'retry' and n.seq > h.seq and n.seq < p.seq))))
+              order by p.seq limit ?3"
         );
-        let rows: Vec<(i64, Option<String>, u32, Message)> = self
-            .connection
+        self.connection
             .prepare_cached(&sql)?
-            .query_map(params![self.options.route, in_hand, want as i64], |row| {
-                Ok((row.get("seq")?, row.get("ordering_key")?, row.get("attempts")?, message_of(row)?))
-            })?
-            .collect::<Result<_, _>>()?;
-        claimed.more |= rows.len() >= want;
-        for (seq, key, attempts, message) in rows {
-            let token = self.hand_out(Out { seq, key, read: None });
-            claimed.deliveries.push(Delivery {
-                token,
-                lane: LANE,
-                origin: Origin::Parked,
-                attempts,
-                scheduled: false,
-                behind: false,
-                message,
-            });
-        }
-        Ok(())
+            .query_map(params![self.options.route, in_hand, limit as i64], Found::of)?
+            .collect()
     }
 
     fn settle(&mut self, settlements: &[Settlement]) -> Result<Settled, rusqlite::Error> {
@@ -318,6 +312,7 @@ impl Inner {
         if let Some(position) = self.watermark.advance() {
             self.unwritten = Some(position);
         }
+        settled.settled_ahead = self.watermark.settled_ahead();
         if let Some(position) = self.unwritten {
             let sql = "update postroom_lanes set position_seq = ?3 where route = ?1 and lane = 0 and epoch = ?2";
             // An error leaves the position unwritten for the next settling; everything else is recorded.
@@ -332,39 +327,4 @@ impl Inner {
         }
         Ok(settled)
     }
-}
-
-fn message_of(row: &Row<'_>) -> Result<Message, rusqlite::Error> {
-    let text_error =
-        |error: postroom::BoxError| rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, error);
-    let id: String = row.get("id")?;
-    let id: MessageId = id.parse().map_err(|error: uuid::Error| text_error(error.into()))?;
-    let headers: Option<String> = row.get("headers")?;
-    let headers = match headers {
-        Some(json) => serde_json::from_str(&json).map_err(|error| text_error(error.into()))?,
-        None => Default::default(),
-    };
-    // A plain insert may have stored the payload as text: its bytes are what counts.
-    let payload = match row.get::<_, Value>("payload")? {
-        Value::Blob(bytes) => Bytes::from(bytes),
-        Value::Text(text) => Bytes::from(text.into_bytes()),
-        other => return Err(text_error(format!("payload is {:?}, not blob or text", other.data_type()).into())),
-    };
-    let occurred_ms: i64 = row.get("occurred_ms")?;
-    Ok(Message {
-        id,
-        topic: row.get("topic")?,
-        kind: row.get("type")?,
-        key: row.get("key")?,
-        routing_key: row.get("routing_key")?,
-        payload,
-        content_type: row.get("content_type")?,
-        headers,
-        tenant_id: row.get("tenant_id")?,
-        aggregate_type: row.get("aggregate_type")?,
-        aggregate_id: row.get("aggregate_id")?,
-        aggregate_version: row.get("aggregate_version")?,
-        occurred_at: Some(std::time::SystemTime::UNIX_EPOCH + Duration::from_millis(occurred_ms.max(0) as u64)),
-        delay: Duration::ZERO,
-    })
 }

@@ -7,26 +7,21 @@ pub fn redact_url(url: &str) -> String {
         // `sqlite:path` and plain paths carry no credentials; `host=… password=…` strings do.
         return if url.contains("password") { "(redacted)".to_owned() } else { url.to_owned() };
     };
+    // The user-info ends at the last `@` of all: a password may hold `/`, `?` and `@` that nobody escaped.
+    let (user_info, rest) = match rest.rsplit_once('@') {
+        Some((user_info, rest)) => (Some(user_info), rest),
+        None => (None, rest),
+    };
     let (before_query, query) = match rest.split_once('?') {
         Some((before, query)) => (before, Some(query)),
         None => (rest, None),
     };
-    let (authority, path) = match before_query.split_once('/') {
-        Some((authority, path)) => (authority, Some(path)),
-        None => (before_query, None),
+    let user_info = match user_info.map(|user_info| user_info.split_once(':').ok_or(user_info)) {
+        Some(Ok((user, _))) => format!("{user}:***@"),
+        Some(Err(user)) => format!("{user}@"),
+        None => String::new(),
     };
-    let authority = match authority.rsplit_once('@') {
-        Some((user_info, host)) => match user_info.split_once(':') {
-            Some((user, _)) => format!("{user}:***@{host}"),
-            None => format!("{user_info}@{host}"),
-        },
-        None => authority.to_owned(),
-    };
-    let mut shown = format!("{scheme}://{authority}");
-    if let Some(path) = path {
-        shown.push('/');
-        shown.push_str(path);
-    }
+    let mut shown = format!("{scheme}://{user_info}{before_query}");
     if let Some(query) = query {
         let parts: Vec<String> = query
             .split('&')
@@ -59,6 +54,7 @@ mod tests {
             ("sqlite:orders.db", "sqlite:orders.db"),
             ("host=db password=x", "(redacted)"),
             ("postgres://app@db/shop", "postgres://app@db/shop"),
+            ("postgres://app:s3/cr?et@db/shop?a=b", "postgres://app:***@db/shop?a=b"),
         ];
         for (url, shown) in cases {
             assert_eq!(redact_url(url), shown);

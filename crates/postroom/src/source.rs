@@ -36,6 +36,9 @@ pub struct Settled {
     pub fenced: usize,
     /// A key has become free whose parked messages can be claimed at once.
     pub more_parked: bool,
+    /// Deliveries settled so far that the stored position has not passed, because an older one is open: a crash repeats
+    /// these too, so they count as in flight.
+    pub settled_ahead: usize,
 }
 
 /// How a relay stands with its route.

@@ -41,7 +41,8 @@ pub struct Written {
 }
 
 impl UnitOfWork {
-    /// An empty unit of work; its events carry the database's clock unless [`UnitOfWork::at`] says otherwise.
+    /// An empty unit of work; its events carry the moment at which they are written, by this machine's clock, unless
+    /// [`UnitOfWork::at`] says otherwise.
     pub fn new() -> Self {
         Self::default()
     }

@@ -11,40 +11,59 @@ pub struct ReadId(u64);
 /// The durable position may move to the newest read before which nothing is outstanding.
 #[derive(Debug)]
 pub struct Watermark<P> {
-    reads: VecDeque<(P, usize)>,
+    reads: VecDeque<Read<P>>,
     first: u64,
+    settled_ahead: usize,
+}
+
+#[derive(Debug)]
+struct Read<P> {
+    position: P,
+    outstanding: usize,
+    settled: usize,
 }
 
 impl<P> Default for Watermark<P> {
     fn default() -> Self {
-        Self { reads: VecDeque::new(), first: 0 }
+        Self { reads: VecDeque::new(), first: 0, settled_ahead: 0 }
     }
 }
 
 impl<P> Watermark<P> {
     /// Notes a read that handed out `outstanding` deliveries and reached `position`.
     pub fn opened(&mut self, position: P, outstanding: usize) -> ReadId {
-        self.reads.push_back((position, outstanding));
+        self.reads.push_back(Read { position, outstanding, settled: 0 });
         ReadId(self.first + self.reads.len() as u64 - 1)
     }
 
     /// Notes that one delivery of a read is settled. Settling more than was handed out is a bug and changes nothing.
-    pub fn settled(&mut self, read: ReadId) {
-        let slot = read.0.checked_sub(self.first).and_then(|index| self.reads.get_mut(index as usize));
-        debug_assert!(slot.as_ref().is_some_and(|(_, outstanding)| *outstanding > 0), "a delivery was settled twice");
-        if let Some((_, outstanding)) = slot {
-            *outstanding = outstanding.saturating_sub(1);
+    pub fn settled(&mut self, id: ReadId) {
+        let read = id.0.checked_sub(self.first).and_then(|index| self.reads.get_mut(index as usize));
+        let read = read.filter(|read| read.outstanding > 0);
+        debug_assert!(read.is_some(), "a delivery was settled twice");
+        if let Some(read) = read {
+            read.outstanding -= 1;
+            read.settled += 1;
+            self.settled_ahead += 1;
         }
     }
 
     /// Takes the newest position up to which everything is settled, if there is one that was not taken before.
     pub fn advance(&mut self) -> Option<P> {
         let mut reached = None;
-        while let Some((_, 0)) = self.reads.front() {
-            reached = self.reads.pop_front().map(|(position, _)| position);
-            self.first += 1;
+        while self.reads.front().is_some_and(|read| read.outstanding == 0) {
+            if let Some(read) = self.reads.pop_front() {
+                self.first += 1;
+                self.settled_ahead -= read.settled;
+                reached = Some(read.position);
+            }
         }
         reached
+    }
+
+    /// Deliveries that are settled while the position waits for an older one.
+    pub fn settled_ahead(&self) -> usize {
+        self.settled_ahead
     }
 }
 
@@ -61,8 +80,10 @@ mod tests {
         watermark.settled(second);
         watermark.settled(first);
         assert_eq!(watermark.advance(), None);
+        assert_eq!(watermark.settled_ahead(), 2);
         watermark.settled(first);
         assert_eq!(watermark.advance(), Some("second"));
+        assert_eq!(watermark.settled_ahead(), 0);
         assert_eq!(watermark.advance(), None);
     }
 

@@ -84,7 +84,9 @@ pub(super) fn from_delivery(delivery: lapin::message::Delivery) -> (Option<Messa
         aggregate_type: take(AGGREGATE_TYPE),
         aggregate_id: take(AGGREGATE_ID),
         aggregate_version: version,
-        occurred_at: properties.timestamp().map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)),
+        occurred_at: properties
+            .timestamp()
+            .and_then(|seconds| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))),
         delay: Duration::ZERO,
         headers,
         payload: Bytes::from(delivery.data),

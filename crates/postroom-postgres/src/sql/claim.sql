@@ -15,7 +15,10 @@
 with at as materialized (
     select pg_current_snapshot() as snapshot,
            clock_timestamp() as clock,
-           exists (select from postroom.parked where route = $8) as any_parked
+           exists (select from postroom.parked where route = $8) as any_parked,
+           -- Rows behind these may have been parked or buried before a crash kept the position from passing them.
+           (select max(seq) from postroom.parked where route = $8) as last_parked,
+           (select max(seq) from postroom.dead_letters where route = $8) as last_dead
 ),
 held as (
     select * from unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::text[]::pg_snapshot[], $5::text[]::pg_snapshot[],
@@ -47,7 +50,7 @@ found as (
 )
 select (-1)::smallint as lane, null::bigint as seq, false as late, false as wanted, false as scheduled, false as behind,
        null::uuid as id, at.snapshot::text as topic, null::text as type, null::bytea as payload, null::text as key,
-       null::text as routing_key, null::text as content_type, null::json as headers, null::text as tenant_id,
+       null::text as routing_key, null::text as content_type, null::text as headers, null::text as tenant_id,
        null::text as aggregate_type, null::text as aggregate_id, null::bigint as aggregate_version,
        null::timestamptz as occurred_at
   from at
@@ -58,7 +61,12 @@ union all
                           where p.route = $8 and p.ordering_key = coalesce(f.key, f.aggregate_id)
                             and p.state <> 'scheduled')
             else false end,
-       f.id, f.topic, f.type, case when w.wanted then f.payload end, f.key, f.routing_key, f.content_type, f.headers,
+       f.id, f.topic, f.type, case when w.wanted then f.payload end, f.key, f.routing_key, f.content_type, f.headers::text,
        f.tenant_id, f.aggregate_type, f.aggregate_id, f.aggregate_version, f.occurred_at
-  from found f cross join at cross join lateral (select f.topic like any ($9::text[]) as wanted) w
+  from found f cross join at cross join lateral (
+      select f.topic like any ($9::text[])
+         and not (f.seq <= coalesce(at.last_parked, 0)
+                  and exists (select from postroom.parked p where p.route = $8 and p.seq = f.seq))
+         and not (f.seq <= coalesce(at.last_dead, 0)
+                  and exists (select from postroom.dead_letters d where d.route = $8 and d.seq = f.seq)) as wanted) w
  order by f.seq)

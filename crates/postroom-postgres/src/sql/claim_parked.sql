@@ -1,22 +1,32 @@
 -- Parked messages that can go out: heads of their keys that are due, each with what queues behind it.
--- $1 route, $2 lanes held, $3 seqs already handed out, $4 limit of heads, $5 limit of followers a head.
+-- $1 route, $2 lanes held, $3 seqs already handed out, $4 limit of heads and of the whole, $5 limit of followers a head.
 -- Heads by (route, due_at); a head in hand keeps its followers back. Followers by (route, ordering_key, seq), up to the
--- next head of the key.
+-- next head of the key, which waits for its own time. Payloads are fetched only for what is handed out.
 with heads as (
-    select p.* from postroom.parked p
+    select p.seq, p.ordering_key, p.state from postroom.parked p
      where p.route = $1 and p.state <> 'queued' and p.due_at <= clock_timestamp() and p.lane = any ($2::smallint[])
        and p.seq <> all ($3::bigint[])
        and (p.ordering_key is null or not exists (
                select from postroom.parked e
                 where e.route = p.route and e.ordering_key = p.ordering_key and e.state <> 'scheduled' and e.seq < p.seq))
      order by p.due_at, p.seq limit $4
+),
+chosen as (
+    select c.seq from (
+        select h.seq from heads h
+        union
+        select q.seq from heads h cross join lateral (
+            select q.seq from postroom.parked q
+             where q.route = $1 and q.ordering_key = h.ordering_key and q.state = 'queued' and q.seq > h.seq
+               and q.seq <> all ($3::bigint[])
+               and not exists (select from postroom.parked n
+                                where n.route = $1 and n.ordering_key = h.ordering_key and n.state = 'retry'
+                                  and n.seq > h.seq and n.seq < q.seq)
+             order by q.seq limit $5) q
+        where h.state = 'retry') c
+     order by c.seq limit $4
 )
-select h.* from heads h
-union all
-select q.* from heads h cross join lateral (
-    select * from postroom.parked q
-     where q.route = $1 and q.ordering_key = h.ordering_key and q.state = 'queued' and q.seq > h.seq
-       and q.seq <> all ($3::bigint[])
-     order by q.seq limit $5) q
-where h.state = 'retry'
-order by seq
+select p.lane, p.seq, p.ordering_key, p.attempts, p.id, p.topic, p.type, p.payload, p.key, p.routing_key, p.content_type,
+       p.headers::text, p.tenant_id, p.aggregate_type, p.aggregate_id, p.aggregate_version, p.occurred_at
+  from chosen c join postroom.parked p on p.route = $1 and p.seq = c.seq
+ order by p.seq

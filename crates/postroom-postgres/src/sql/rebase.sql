@@ -1,8 +1,5 @@
--- Run once after a restore into another cluster. By the numbers of the old cluster, the rows at or below a position that
+-- Run once after a restore into another cluster, in a transaction that has locked the tables. By the numbers of the old cluster, the rows at or below a position that
 -- it had not consumed are parked; rows above it stay fresh. Then every row gets an id older than any snapshot here.
-begin;
-set local lock_timeout = '60s';
-lock table postroom.lanes, postroom.outbox, postroom.settings in access exclusive mode;
 insert into postroom.parked (route, seq, lane, ordering_key, state, attempts, due_at, last_error, id, topic, type, payload,
                              key, routing_key, content_type, headers, tenant_id, aggregate_type, aggregate_id,
                              aggregate_version, occurred_at)
@@ -29,4 +26,3 @@ update postroom.lanes
        floor_seq = greatest(position_seq, (select last_value from postroom.outbox_seq_seq)),
        owner = null, expires_at = null, epoch = epoch + 1;
 update postroom.settings set system_identifier = (select system_identifier from pg_control_system());
-commit;

@@ -1,8 +1,8 @@
--- Gives lanes back at once. $1 route, $2 lanes, $3 epochs.
+-- Gives lanes back at once. $1 route, $2 lanes, $3 epochs, $4 owner.
 update postroom.lanes l
    set owner = null, expires_at = null
   from (select h.lane from postroom.lanes h
           join unnest($2::smallint[], $3::bigint[]) as p (lane, epoch) on h.lane = p.lane and h.epoch = p.epoch
-         where h.route = $1
-         order by h.lane for update of h) p
+         where h.route = $1 and h.owner = $4
+         order by h.lane for no key update of h) p
  where l.route = $1 and l.lane = p.lane

@@ -45,3 +45,19 @@ async fn one_byte_more_is_refused_and_nothing_is_written() {
     let rows: i64 = client.query_one("select count(*) from postroom.outbox", &[]).await.unwrap().get(0);
     assert_eq!(rows, 0);
 }
+
+#[tokio::test]
+async fn headers_that_cannot_be_decoded_do_not_hold_up_their_message_or_any_other() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    for headers in [r#"{"n": 1}"#, r#"{"a": "\ud800"}"#, r#"{"n": 1e999}"#] {
+        let sql = "insert into postroom.outbox (topic, type, payload, headers) values ('t', 'k', 'x', $1::text::json)";
+        client.execute(sql, &[&headers]).await.unwrap();
+    }
+    let source = source(&database, "relay").await;
+    let mut found: Vec<_> = claim_all(&source).await.into_iter().map(|delivery| delivery.message.headers).collect();
+    found.sort();
+    assert_eq!(found.len(), 3);
+    assert_eq!(found[0]["n"], "1");
+    assert_eq!(found[2]["postroom-undecoded-headers"], r#"{"n": 1e999}"#);
+}

@@ -87,3 +87,40 @@ async fn released_lanes_are_free_at_once() {
     let second = source(&database, "second").await;
     assert_eq!(second.renew().await.unwrap().held, 16);
 }
+
+#[tokio::test]
+async fn lanes_are_asked_in_turns_when_little_is_wanted() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let source = source(&database, "relay").await;
+    let mut ids = enqueue(&client, None, 200).await;
+    let mut found = Vec::new();
+    // Three at a time from sixteen lanes: every lane comes up within six reads.
+    for _ in 0..200 {
+        let claimed = source.claim(crate::setup::want(3)).await.unwrap().deliveries;
+        assert!(claimed.len() <= 3);
+        source.settle(&done(claimed.iter().map(|delivery| delivery.token))).await.unwrap();
+        found.extend(claimed.into_iter().map(|delivery| delivery.message.id));
+    }
+    ids.sort();
+    found.sort();
+    assert_eq!(found, ids);
+}
+
+#[tokio::test]
+async fn a_parked_head_in_hand_when_its_lane_was_lost_is_claimed_again_after_the_lane_came_back() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let relay = source(&database, "relay").await;
+    let ids = enqueue(&client, Some("a"), 1).await;
+    let claimed = claim_all(&relay).await;
+    let retry = Outcome::Retry { after: Duration::ZERO, attempts: 1, error: "x".to_owned() };
+    relay.settle(&[settled(claimed[0].token, retry)]).await.unwrap();
+    assert_eq!(claim_all(&relay).await.len(), 1);
+    client.batch_execute(EXPIRE).await.unwrap();
+    let other = source(&database, "other").await;
+    assert_eq!(relay.renew().await.unwrap().lost_lanes.len(), 16);
+    other.release().await.unwrap();
+    assert_eq!(relay.renew().await.unwrap().held, 16);
+    assert_eq!(drain(&relay).await, ids);
+}

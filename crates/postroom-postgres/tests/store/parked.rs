@@ -140,3 +140,54 @@ async fn recording_the_same_outcomes_twice_changes_nothing_more() {
     let count: i64 = client.query_one("select count(*) from postroom.parked", &[]).await.unwrap().get(0);
     assert_eq!(count, 2);
 }
+
+#[tokio::test]
+async fn what_was_parked_or_buried_before_a_crash_is_not_read_again() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let first = source(&database, "first").await;
+    let ids = enqueue(&client, Some("a"), 3).await;
+    let single = enqueue(&client, None, 1).await;
+    let claimed = claim_all(&first).await;
+    let of = |id| claimed.iter().find(|delivery| delivery.message.id == id).unwrap().token;
+    let dead = Outcome::Dead { attempts: 8, cause: Cause::Exhausted, error: "no route".to_owned() };
+    // The second of the key stays open, so that no position passes the read; then the relay dies.
+    let settlements = [settled(of(ids[0]), dead), settled(of(single[0]), retry(Duration::from_secs(3600), 1))];
+    first.settle(&settlements).await.unwrap();
+    drop(first);
+    client.batch_execute("update postroom.lanes set expires_at = '-infinity'").await.unwrap();
+    let second = source(&database, "second").await;
+    assert_eq!(drain(&second).await, ids[1..]);
+}
+
+#[tokio::test]
+async fn a_follower_never_overtakes_a_second_head_of_its_key() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let source = source(&database, "relay").await;
+    let sql = "select postroom.enqueue('orders', 'reminder', 'x'::text, key => 'a', delay => '1 hour')";
+    client.query_one(sql, &[]).await.unwrap();
+    let ids = enqueue(&client, Some("a"), 2).await;
+    let claimed = claim_all(&source).await;
+    source
+        .settle(&[
+            settled(claimed[0].token, Outcome::Schedule),
+            settled(claimed[1].token, retry(Duration::from_secs(3600), 1)),
+            settled(claimed[2].token, Outcome::Queue),
+        ])
+        .await
+        .unwrap();
+    // The delayed one comes due, fails, and is due again before the other head.
+    client
+        .execute("update postroom.parked set due_at = clock_timestamp() where state = 'scheduled'", &[])
+        .await
+        .unwrap();
+    let due = parked_only(&source).await;
+    source.settle(&[settled(due[0].token, retry(Duration::ZERO, 1))]).await.unwrap();
+    let due = parked_only(&source).await;
+    assert_eq!(due.iter().map(|delivery| delivery.message.kind.as_str()).collect::<Vec<_>>(), ["reminder"]);
+    source.settle(&done([due[0].token])).await.unwrap();
+    assert!(parked_only(&source).await.is_empty(), "the second head still waits for its time");
+    client.execute("update postroom.parked set due_at = clock_timestamp() where state = 'retry'", &[]).await.unwrap();
+    assert_eq!(drain(&source).await, ids);
+}

@@ -1,0 +1,150 @@
+//! Rows as they come from the database, decoded before anything is changed: a row that cannot be read must not leave a
+//! read half taken in.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use postroom::{BoxError, Headers, Message, MessageId, StoreError};
+use tokio_postgres::Row;
+
+use crate::position::{CatchUp, Position, xmax};
+
+/// Header under which header text stands that is not an object of texts, as a plain insert may write it.
+const UNDECODED_HEADERS: &str = "postroom-undecoded-headers";
+
+/// One read of all lanes.
+pub(crate) struct Read {
+    pub snapshot: Arc<str>,
+    pub xmax: u64,
+    pub rows: Vec<FoundRow>,
+}
+
+/// A row of the outbox.
+pub(crate) struct FoundRow {
+    pub lane: u16,
+    pub seq: i64,
+    pub late: bool,
+    pub scheduled: bool,
+    pub behind: bool,
+    /// None: another route's, or dealt with already.
+    pub message: Option<Message>,
+}
+
+/// A parked message.
+pub(crate) struct ParkedRow {
+    pub lane: u16,
+    pub seq: i64,
+    pub key: Option<String>,
+    pub attempts: u32,
+    pub message: Message,
+}
+
+/// A lane that a renewal kept or took.
+pub(crate) struct Granted {
+    pub lane: u16,
+    pub epoch: i64,
+    pub kept: bool,
+    pub position: Position,
+}
+
+impl Read {
+    pub fn of(rows: &[Row]) -> Result<Self, StoreError> {
+        let (header, rows) = rows.split_first().ok_or_else(|| unreadable("the read brought no snapshot".into()))?;
+        let snapshot: Arc<str> = get::<String>(header, "topic")?.into();
+        let xmax = xmax(&snapshot).ok_or_else(|| unreadable(format!("snapshot {snapshot:?}").into()))?;
+        let rows = rows.iter().map(FoundRow::of).collect::<Result<_, _>>()?;
+        Ok(Self { snapshot, xmax, rows })
+    }
+}
+
+impl FoundRow {
+    fn of(row: &Row) -> Result<Self, StoreError> {
+        let wanted: bool = get(row, "wanted")?;
+        Ok(Self {
+            lane: get::<i16>(row, "lane")? as u16,
+            seq: get(row, "seq")?,
+            late: get(row, "late")?,
+            scheduled: get(row, "scheduled")?,
+            behind: get(row, "behind")?,
+            message: if wanted { Some(message_of(row)?) } else { None },
+        })
+    }
+}
+
+impl ParkedRow {
+    pub fn of(row: &Row) -> Result<Self, StoreError> {
+        Ok(Self {
+            lane: get::<i16>(row, "lane")? as u16,
+            seq: get(row, "seq")?,
+            key: get(row, "ordering_key")?,
+            attempts: get::<i32>(row, "attempts")?.max(0) as u32,
+            message: message_of(row)?,
+        })
+    }
+}
+
+impl Granted {
+    pub fn of(row: &Row) -> Result<Self, StoreError> {
+        let catch_up = match (get::<Option<String>>(row, 6)?, get::<Option<i64>>(row, 7)?) {
+            (Some(snapshot), Some(seq)) => Some(CatchUp { snapshot: snapshot.into(), seq }),
+            _ => None,
+        };
+        let snapshot = get::<String>(row, 3)?.into();
+        let position = Position { snapshot, seq: get(row, 4)?, floor: get(row, 5)?, catch_up };
+        Ok(Self { lane: get::<i16>(row, 0)? as u16, epoch: get(row, 1)?, kept: get(row, 2)?, position })
+    }
+}
+
+/// A seq and the transaction id taken after it was read.
+pub(crate) fn checkpoint(row: &Row) -> Result<(i64, u64), StoreError> {
+    let xid: String = get(row, 1)?;
+    let xid = xid.parse().map_err(|error: std::num::ParseIntError| unreadable(error.into()))?;
+    Ok((get(row, 0)?, xid))
+}
+
+fn unreadable(source: BoxError) -> StoreError {
+    StoreError::Refused { what: "read a row of the outbox", source }
+}
+
+fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
+    row: &'a Row,
+    column: impl tokio_postgres::row::RowIndex + std::fmt::Display,
+) -> Result<T, StoreError> {
+    row.try_get(column).map_err(|error| unreadable(error.into()))
+}
+
+/// A value that is no text shows as its JSON; an object that cannot be decoded at all goes along as it is, undecoded: the
+/// message must not be lost for its headers.
+fn headers_of(json: Option<&str>) -> Headers {
+    let Some(json) = json else { return Headers::new() };
+    match serde_json::from_str(json) {
+        Ok(serde_json::Value::Object(fields)) => fields
+            .into_iter()
+            .map(|(name, value)| match value {
+                serde_json::Value::String(text) => (name, text),
+                other => (name, other.to_string()),
+            })
+            .collect(),
+        Ok(_) | Err(_) => Headers::from([(UNDECODED_HEADERS.to_owned(), json.to_owned())]),
+    }
+}
+
+fn message_of(row: &Row) -> Result<Message, StoreError> {
+    Ok(Message {
+        id: MessageId::from(get::<uuid::Uuid>(row, "id")?),
+        topic: get(row, "topic")?,
+        kind: get(row, "type")?,
+        key: get(row, "key")?,
+        routing_key: get(row, "routing_key")?,
+        payload: Bytes::copy_from_slice(get(row, "payload")?),
+        content_type: get(row, "content_type")?,
+        headers: headers_of(get(row, "headers")?),
+        tenant_id: get(row, "tenant_id")?,
+        aggregate_type: get(row, "aggregate_type")?,
+        aggregate_id: get(row, "aggregate_id")?,
+        aggregate_version: get(row, "aggregate_version")?,
+        occurred_at: get(row, "occurred_at")?,
+        delay: Duration::ZERO,
+    })
+}

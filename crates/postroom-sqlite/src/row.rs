@@ -1,0 +1,82 @@
+//! Rows as they come from the file. SQLite checks little, so nothing in here fails on what a plain insert may have put there.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use postroom::{Headers, Message, MessageId};
+use rusqlite::Row;
+use rusqlite::types::Value;
+
+/// Header under which header text stands that is not an object of texts.
+const UNDECODED_HEADERS: &str = "postroom-undecoded-headers";
+
+/// A message of the outbox or a parked one.
+pub(crate) struct Found {
+    pub seq: i64,
+    pub attempts: u32,
+    pub scheduled: bool,
+    pub behind: bool,
+    pub dealt_with: bool,
+    pub message: Message,
+}
+
+impl Found {
+    pub fn of(row: &Row<'_>) -> Result<Self, rusqlite::Error> {
+        Ok(Self {
+            seq: row.get("seq")?,
+            attempts: row.get("attempts")?,
+            scheduled: row.get("scheduled")?,
+            behind: row.get("behind")?,
+            dealt_with: row.get("dealt_with")?,
+            message: message_of(row)?,
+        })
+    }
+}
+
+fn message_of(row: &Row<'_>) -> Result<Message, rusqlite::Error> {
+    // The table's check makes it 32 hexadecimal digits, however they are hyphenated.
+    let id: String = row.get("id")?;
+    let id = u128::from_str_radix(&id.replace('-', ""), 16).unwrap_or_default();
+    let occurred_ms: i64 = row.get("occurred_ms")?;
+    let occurred = Duration::from_millis(occurred_ms.max(0) as u64);
+    Ok(Message {
+        id: MessageId::from(uuid::Uuid::from_u128(id)),
+        topic: row.get("topic")?,
+        kind: row.get("type")?,
+        key: row.get("key")?,
+        routing_key: row.get("routing_key")?,
+        payload: bytes_of(row.get("payload")?),
+        content_type: row.get("content_type")?,
+        headers: headers_of(row.get("headers")?),
+        tenant_id: row.get("tenant_id")?,
+        aggregate_type: row.get("aggregate_type")?,
+        aggregate_id: row.get("aggregate_id")?,
+        aggregate_version: row.get("aggregate_version")?,
+        occurred_at: SystemTime::UNIX_EPOCH.checked_add(occurred),
+        delay: Duration::ZERO,
+    })
+}
+
+/// A plain insert may have stored the payload as text: its bytes are what counts.
+fn bytes_of(value: Value) -> Bytes {
+    match value {
+        Value::Blob(bytes) => Bytes::from(bytes),
+        Value::Text(text) => Bytes::from(text.into_bytes()),
+        // The table's check lets no other type in.
+        Value::Null | Value::Integer(_) | Value::Real(_) => Bytes::new(),
+    }
+}
+
+fn headers_of(json: Option<String>) -> Headers {
+    let Some(json) = json else { return Headers::new() };
+    match serde_json::from_str::<serde_json::Value>(&json) {
+        Ok(serde_json::Value::Object(fields)) => fields
+            .into_iter()
+            .map(|(name, value)| match value {
+                serde_json::Value::String(text) => (name, text),
+                other => (name, other.to_string()),
+            })
+            .collect(),
+        Ok(_) | Err(_) => Headers::from([(UNDECODED_HEADERS.to_owned(), json)]),
+    }
+}
