@@ -68,11 +68,10 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::OK });
         }
     };
-    // The AMQP client logs returned messages with their payload at warning level: payloads never go into logs.
+    // The AMQP client logs returned messages with their payload, which never goes into logs; its errors are reported by us.
     let filter = EnvFilter::try_from_env("POSTROOM_LOG")
         .unwrap_or_else(|_| EnvFilter::new("warn,postroom=info,postroom_relay=info,postroom_cli=info"));
-    let quiet = ["lapin::returned_messages=off", "lapin=error"];
-    let filter = quiet.iter().filter_map(|rule| rule.parse().ok()).fold(filter, EnvFilter::add_directive);
+    let filter = "lapin=off".parse().into_iter().fold(filter, EnvFilter::add_directive);
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
 
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {

@@ -6,8 +6,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions};
+use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::{FieldTable, ShortString};
-use lapin::{Channel, Confirmation, Connection, ExchangeKind, PublisherConfirm};
+use lapin::{Channel, Confirmation, Connection, ErrorKind, ExchangeKind, PublisherConfirm};
 use postroom::{Batch, FailureKind, MessageId, Sink, SinkLimits, Unavailable, Verdict, Verdicts, redact_url};
 use tokio::sync::{Mutex, Semaphore};
 
@@ -34,7 +35,24 @@ struct Pool {
 enum Answer {
     Acked,
     Nacked,
+    /// The broker closed the channel over something in the batch.
+    Refused(String),
     Nothing(String),
+}
+
+/// Channel exceptions that the broker raises over a message: its routing key may not be written to (403), a property or its
+/// size is not accepted (406, 311). A missing exchange (404) is nobody's fault but the topology's.
+fn answer_of(error: &lapin::Error) -> Answer {
+    if let ErrorKind::ProtocolError(protocol) = error.kind()
+        && let AMQPErrorKind::Soft(soft) = protocol.kind()
+        && matches!(
+            soft,
+            AMQPSoftError::ACCESSREFUSED | AMQPSoftError::PRECONDITIONFAILED | AMQPSoftError::CONTENTTOOLARGE
+        )
+    {
+        return Answer::Refused(error.to_string());
+    }
+    Answer::Nothing(error.to_string())
 }
 
 impl RabbitmqSink {
@@ -113,7 +131,7 @@ impl RabbitmqSink {
                 Ok(confirm) => pending.push((message.id, confirm)),
                 Err(error) => {
                     // The rest of the batch was not sent; it stays unknown like everything that is open.
-                    answers.push((message.id, Answer::Nothing(error.to_string())));
+                    answers.push((message.id, answer_of(&error)));
                     broken = true;
                     break;
                 }
@@ -126,9 +144,9 @@ impl RabbitmqSink {
                 Ok(Confirmation::Ack(message)) => (Answer::Acked, message),
                 Ok(Confirmation::Nack(message)) => (Answer::Nacked, message),
                 Ok(Confirmation::NotRequested) => (Answer::Nothing("confirms are off".to_owned()), None),
-                Err(error) => (Answer::Nothing(error.to_string()), None),
+                Err(error) => (answer_of(&error), None),
             };
-            broken |= matches!(answer, Answer::Nothing(_));
+            broken |= matches!(answer, Answer::Nothing(_) | Answer::Refused(_));
             // The return in this confirm may belong to any message of the batch.
             if let Some(message) = message {
                 let reason = format!("{} {}", message.reply_code, message.reply_text);
@@ -187,6 +205,12 @@ impl Sink for RabbitmqSink {
                     FailureKind::Busy,
                     "the broker did not take it (nack): a queue is full or in trouble",
                 ),
+                // Alone in its batch, it is the message's own fault; in company nobody knows whose, and the relay publishes
+                // them again one by one.
+                Answer::Refused(error) if batch.messages().len() == 1 => {
+                    Verdict::failed(FailureKind::Transient, format!("the broker closed the channel over it: {error}"))
+                }
+                Answer::Refused(error) => Verdict::Unknown(error),
                 Answer::Nothing(error) => {
                     last_error = Some(error.clone());
                     verdicts.judge(id, Verdict::Unknown(error));
@@ -212,10 +236,10 @@ impl Sink for RabbitmqSink {
 
     async fn close(&self) {
         let mut pool = self.pool.lock().await;
-        pool.idle.clear();
         if let Some(connection) = pool.connection.take() {
             // The peer may be gone; a close that is not answered is not waited for.
             let _ = tokio::time::timeout(Duration::from_secs(2), connection.close(200, "bye".into())).await;
         }
+        pool.idle.clear();
     }
 }

@@ -48,6 +48,15 @@ impl RabbitmqSubscription {
         Self { options, consumer: Mutex::new(None), session: Mutex::default() }
     }
 
+    /// Connects and declares now, so that nothing published after this is missed; `receive` does it otherwise.
+    pub async fn connect(&self) -> Result<(), Unavailable> {
+        let mut slot = self.consumer.lock().await;
+        if slot.is_none() {
+            *slot = Some(self.subscribe().await?);
+        }
+        Ok(())
+    }
+
     fn unavailable(&self, error: impl Into<postroom::BoxError>) -> Unavailable {
         let url = redact_url(&self.options.url);
         Unavailable::new(format!("queue {:?} of RabbitMQ at {url}", self.options.queue), error)

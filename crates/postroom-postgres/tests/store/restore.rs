@@ -1,8 +1,12 @@
 //! A database restored into another cluster: stored transaction ids mean nothing there.
 
 use postroom::{Outcome, Source};
+use postroom_postgres::migrate;
+use postroom_testkit::postgres::Database;
+use postroom_testkit::services::PostgresServer;
+use postroom_testkit::surroundings;
 
-use crate::setup::{claim_all, done, drain, enqueue, prepared, settled, source};
+use crate::setup::{claim_all, connector, done, drain, enqueue, prepared, settled, source};
 
 #[tokio::test]
 async fn after_a_restore_into_another_cluster_nothing_is_lost_and_nothing_settled_comes_again() {
@@ -51,4 +55,52 @@ async fn after_a_restore_into_another_cluster_nothing_is_lost_and_nothing_settle
     let claimed = claim_all(&relay).await;
     assert_eq!(claimed.iter().map(|delivery| delivery.message.id).collect::<Vec<_>>(), next);
     relay.settle(&done(claimed.iter().map(|delivery| delivery.token))).await.unwrap();
+}
+
+/// The server goes back to an older state under a running relay, as it does when a standby that lagged behind is promoted:
+/// transaction ids and seqs that the relay has seen are handed out again.
+#[tokio::test]
+async fn a_server_that_went_back_in_time_under_a_running_relay_loses_no_new_message() {
+    let mut server = PostgresServer::start(&surroundings::scratch("failover").join("postgres")).unwrap();
+    let database = Database::create_on(&server.url("postgres")).await;
+    migrate(&connector(&database), 4).await.unwrap();
+    let relay = source(&database, "relay").await;
+    let client = database.connect().await;
+    let early = enqueue(&client, Some("a"), 30).await;
+    assert_eq!(drain(&relay).await, early);
+
+    let backup = server.dir().with_extension("backup");
+    let copy = |from: &std::path::Path, to: &std::path::Path| {
+        let status = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap();
+        assert!(status.success());
+    };
+    server.stop().unwrap();
+    copy(server.dir(), &backup);
+    server.start_again().unwrap();
+    let client = database.connect().await;
+    until_renewed(&relay).await;
+    let forgotten = enqueue(&client, Some("a"), 50).await;
+    assert_eq!(drain(&relay).await.len(), forgotten.len());
+
+    server.kill().unwrap();
+    std::fs::remove_dir_all(server.dir()).unwrap();
+    copy(&backup, server.dir());
+    server.start_again().unwrap();
+    let client = database.connect().await;
+    let new = enqueue(&client, Some("a"), 10).await;
+    until_renewed(&relay).await;
+    assert_eq!(drain(&relay).await, new, "I1: seqs below the old position are new again");
+    std::fs::remove_dir_all(&backup).unwrap();
+}
+
+/// Renews until the relay has its lanes again: calls fail while it finds out that the server is another.
+async fn until_renewed(relay: &postroom_postgres::LogSource) {
+    for _ in 0..20 {
+        if let Ok(standing) = relay.renew().await
+            && standing.held > 0
+        {
+            return;
+        }
+    }
+    panic!("the relay did not get its lanes back");
 }

@@ -1,0 +1,228 @@
+//! The RabbitMQ sink and subscription against a real broker.
+
+#![cfg(feature = "rabbitmq")]
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use lapin::options::{QueueBindOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{Connection, ConnectionProperties};
+use postroom::{Batch, FailureKind, Message, MessageId, PAYLOAD_BYTES_MAX, Sink, Subscription, Verdict};
+use postroom_brokers::rabbitmq::{
+    RabbitmqOptions, RabbitmqSink, RabbitmqSubscription, RabbitmqSubscriptionOptions,
+};
+use postroom_testkit::rabbitmq::AuditQueue;
+use postroom_testkit::services::RabbitServer;
+use postroom_testkit::surroundings;
+
+fn options(url: &str) -> RabbitmqOptions {
+    let mut options = RabbitmqOptions::new(url);
+    options.exchange = format!("e-{}", surroundings::unique());
+    options
+}
+
+async fn verdict(sink: &RabbitmqSink, message: &Message) -> Verdict {
+    let mut verdicts = sink.publish(&Batch::new(vec![message.clone()])).await.unwrap();
+    verdicts.take(message.id)
+}
+
+#[tokio::test]
+async fn a_message_arrives_with_all_its_properties_and_bytes() {
+    let options = options(&surroundings::rabbitmq_url());
+    let audit = AuditQueue::bound(&options.url, &options.exchange, "#").await;
+    let sink = RabbitmqSink::new(options.clone()).unwrap();
+    let payloads: [Vec<u8>; 4] = [vec![], b"a\0b".to_vec(), vec![0xff, 0xc3, 0x28], vec![9; PAYLOAD_BYTES_MAX]];
+    let messages: Vec<Message> = payloads
+        .iter()
+        .map(|payload| {
+            Message::new("orders", "order.placed", payload.clone())
+                .aggregate("order", "o-1", 7)
+                .tenant("t-1")
+                .header("nul", "a\0b")
+                .traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+        })
+        .collect();
+    let mut verdicts = sink.publish(&Batch::new(messages.clone())).await.unwrap();
+    assert!(messages.iter().all(|message| verdicts.take(message.id) == Verdict::Stored));
+    let stored = audit.drain().await;
+    assert_eq!(stored.len(), messages.len());
+    for (stored, message) in stored.iter().zip(&messages) {
+        assert!(stored.body == message.payload, "{} bytes came out differently", message.payload.len());
+        assert_eq!(stored.id, message.id.to_string());
+        assert_eq!(stored.routing_key, "order.placed", "the type, when there is no routing key");
+        let properties = &stored.properties;
+        assert_eq!(properties.delivery_mode(), &Some(2), "persistent");
+        assert_eq!(properties.kind().as_ref().unwrap().as_str(), "order.placed");
+        let headers = properties.headers().as_ref().unwrap().inner();
+        let text = |name: &str| match &headers[name] {
+            AMQPValue::LongString(text) => String::from_utf8(text.as_bytes().to_vec()).unwrap(),
+            other => panic!("{name}: {other:?}"),
+        };
+        assert_eq!((text("aggregate-type"), text("aggregate-id"), text("tenant-id")), ("order".into(), "o-1".into(), "t-1".into()));
+        assert_eq!(headers["aggregate-version"], AMQPValue::LongLongInt(7));
+        assert_eq!((text("nul").as_str(), text("postroom-topic").as_str()), ("a\0b", "orders"));
+        assert!(text("traceparent").starts_with("00-0af7"));
+    }
+    sink.close().await;
+}
+
+#[tokio::test]
+async fn what_the_sink_sent_the_subscription_reads() {
+    let options = options(&surroundings::rabbitmq_url());
+    let subscription = RabbitmqSubscription::new(RabbitmqSubscriptionOptions {
+        url: options.url.clone(),
+        queue: format!("q-{}", options.exchange),
+        bind: vec![(options.exchange.clone(), "#".to_owned())],
+        prefetch: 10,
+    });
+    subscription.connect().await.unwrap();
+    let sink = RabbitmqSink::new(options).unwrap();
+    let sent = Message::new("orders", "order.placed", vec![0u8, 255])
+        .key("k")
+        .aggregate("order", "o-1", 7)
+        .tenant("t-1")
+        .content_type("application/x")
+        .header("h", "v");
+    assert_eq!(verdict(&sink, &sent).await, Verdict::Stored);
+    let first = subscription.receive().await.unwrap();
+    assert!(!first.redelivered);
+    subscription.requeue(&first).await.unwrap();
+    let received = subscription.receive().await.unwrap();
+    assert!(received.redelivered);
+    let message = &received.message;
+    assert_eq!((received.id, &message.payload, &message.headers), (Some(sent.id), &sent.payload, &sent.headers));
+    assert_eq!((&message.topic, &message.kind, message.ordering_key()), (&sent.topic, &sent.kind, Some("k")));
+    assert_eq!((&message.aggregate_id, message.aggregate_version), (&sent.aggregate_id, Some(7)));
+    assert_eq!((&message.tenant_id, &message.content_type), (&sent.tenant_id, &sent.content_type));
+    subscription.ack(&received).await.unwrap();
+}
+
+#[tokio::test]
+async fn returned_messages_are_told_apart_in_one_batch() {
+    let options = options(&surroundings::rabbitmq_url());
+    let audit = AuditQueue::bound(&options.url, &options.exchange, "bound.#").await;
+    let sink = RabbitmqSink::new(options).unwrap();
+    let messages: Vec<Message> = (0..200)
+        .map(|n| Message::new("t", "k", "x").routing_key(if n % 3 == 0 { "nowhere" } else { "bound.here" }))
+        .collect();
+    let mut verdicts = sink.publish(&Batch::new(messages.clone())).await.unwrap();
+    for message in &messages {
+        let verdict = verdicts.take(message.id);
+        if message.address() == "nowhere" {
+            assert!(matches!(&verdict, Verdict::Failed(failure) if failure.kind == FailureKind::Transient), "{verdict:?}");
+        } else {
+            assert_eq!(verdict, Verdict::Stored);
+        }
+    }
+    assert_eq!(audit.drain().await.len(), 133);
+}
+
+#[tokio::test]
+async fn a_queue_that_is_full_pushes_back_and_nothing_is_stored() {
+    let options = options(&surroundings::rabbitmq_url());
+    let sink = RabbitmqSink::new(options.clone()).unwrap();
+    sink.probe().await.unwrap();
+    let connection = Connection::connect(&options.url, ConnectionProperties::default()).await.unwrap();
+    let channel = connection.create_channel().await.unwrap();
+    let mut limits = FieldTable::default();
+    limits.insert("x-max-length".into(), AMQPValue::LongInt(1));
+    limits.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    let queue = format!("full-{}", options.exchange);
+    channel.queue_declare(queue.as_str().into(), QueueDeclareOptions::durable(), limits).await.unwrap();
+    let exchange = options.exchange.as_str();
+    channel
+        .queue_bind(queue.as_str().into(), exchange.into(), "#".into(), QueueBindOptions::default(), FieldTable::default())
+        .await
+        .unwrap();
+    let messages: Vec<Message> = (0..5).map(|_| Message::new("t", "k", "x")).collect();
+    let mut stored = 0;
+    for message in &messages {
+        match verdict(&sink, message).await {
+            Verdict::Stored => stored += 1,
+            Verdict::Failed(failure) => assert_eq!(failure.kind, FailureKind::Busy),
+            other => panic!("{other:?}"),
+        }
+    }
+    let passive = QueueDeclareOptions { passive: true, ..Default::default() };
+    let held = channel.queue_declare(queue.as_str().into(), passive, FieldTable::default()).await.unwrap().message_count();
+    assert_eq!(stored, held);
+    assert!(stored < 5, "the limit pushed back");
+}
+
+#[tokio::test]
+async fn a_missing_exchange_is_unavailable_and_judges_nobody() {
+    let mut options = options(&surroundings::rabbitmq_url());
+    options.declare = false;
+    let sink = RabbitmqSink::new(options).unwrap();
+    assert!(sink.probe().await.is_err());
+    assert!(sink.publish(&Batch::new(vec![Message::new("t", "k", "x")])).await.is_err());
+}
+
+#[tokio::test]
+async fn a_message_over_which_the_broker_closes_the_channel_is_found_when_it_is_alone() {
+    let mut broker = RabbitServer::start(&surroundings::scratch("refusing").join("rabbitmq")).unwrap();
+    let options = options(&broker.url());
+    let audit = AuditQueue::bound(&options.url, &options.exchange, "#").await;
+    // Topic permissions: guest may write no routing key but those that begin with "allowed".
+    broker.ctl(&["set_topic_permissions", "guest", &options.exchange, "^allowed", ".*"]).unwrap();
+    let sink = RabbitmqSink::new(options).unwrap();
+    let refused = Message::new("t", "k", "x").routing_key("forbidden");
+    let good = Message::new("t", "k", "x").routing_key("allowed.key");
+    // In company nobody knows whose fault it was, and nobody is taken for stored.
+    let mut verdicts = sink.publish(&Batch::new(vec![refused.clone(), good.clone()])).await.unwrap();
+    assert!(matches!(verdicts.take(refused.id), Verdict::Unknown(_)));
+    assert_ne!(verdicts.take(good.id), Verdict::Stored);
+    let alone = verdict(&sink, &refused).await;
+    assert!(matches!(&alone, Verdict::Failed(failure) if failure.reason.contains("ACCESS")), "{alone:?}");
+    assert_eq!(verdict(&sink, &good).await, Verdict::Stored);
+    assert!(audit.drain().await.iter().all(|stored| stored.id == good.id.to_string()));
+    broker.stop().unwrap();
+}
+
+#[tokio::test]
+async fn sink_and_subscription_recover_after_the_broker_was_killed() {
+    let mut broker = RabbitServer::start(&surroundings::scratch("killed").join("rabbitmq")).unwrap();
+    let mut options = options(&broker.url());
+    options.publish_deadline_seconds = 5;
+    let subscription = RabbitmqSubscription::new(RabbitmqSubscriptionOptions {
+        url: options.url.clone(),
+        queue: "q".to_owned(),
+        bind: vec![(options.exchange.clone(), "#".to_owned())],
+        prefetch: 10,
+    });
+    subscription.connect().await.unwrap();
+    let sink = RabbitmqSink::new(options).unwrap();
+    let message = Message::new("t", "k", "x");
+    assert_eq!(verdict(&sink, &message).await, Verdict::Stored);
+    let before = subscription.receive().await.unwrap();
+    broker.kill().unwrap();
+    let silent = sink.publish(&Batch::new(vec![message.clone()])).await;
+    assert!(silent.is_err_and(|error| error.to_string().contains("RabbitMQ")), "nobody is there to judge");
+    assert!(subscription.receive().await.is_err());
+    broker.start_again().unwrap();
+    assert!(subscription.ack(&before).await.is_err(), "a tag of the old connection settles nothing");
+    let again = subscription.receive().await.unwrap();
+    assert_eq!(again.id, Some(message.id), "persistent, and not acked: it comes again");
+    subscription.ack(&again).await.unwrap();
+    sink.probe().await.unwrap();
+    assert_eq!(verdict(&sink, &Message::new("t", "k", "y")).await, Verdict::Stored);
+    assert_eq!(subscription.receive().await.unwrap().message.payload.as_ref(), b"y");
+    broker.stop().unwrap();
+}
+
+#[tokio::test]
+async fn a_broker_that_says_nothing_is_given_up_after_the_deadline() {
+    let mut broker = RabbitServer::start(&surroundings::scratch("silent").join("rabbitmq")).unwrap();
+    let mut options = options(&broker.url());
+    options.publish_deadline_seconds = 2;
+    let sink = RabbitmqSink::new(options).unwrap();
+    sink.probe().await.unwrap();
+    broker.pause().unwrap();
+    let ids: Vec<MessageId> = (0..3).map(|_| MessageId::new()).collect();
+    let messages = ids.iter().map(|id| Message::new("t", "k", "x").id(*id)).collect();
+    let outcome = tokio::time::timeout(Duration::from_secs(60), sink.publish(&Batch::new(messages))).await;
+    assert!(outcome.expect("it ends by itself").is_err());
+    broker.resume().unwrap();
+    broker.stop().unwrap();
+}
