@@ -2,6 +2,7 @@
 
 mod failure;
 mod held;
+mod orders;
 mod packages;
 mod seeded_bugs;
 mod services;
@@ -21,6 +22,7 @@ cargo xtask <command>
 
   test [-- ARGS]                    install what is missing, start a private PostgreSQL and RabbitMQ, run all tests;
                                     ARGS go to `cargo test`
+  orders [-- ARGS]                  run the orders example on a private PostgreSQL and RabbitMQ; ARGS go to it
   seeded-bugs [--only NAME] [--list]
                                     switch on one known bug after the other and require that a test fails
   tidy                              check crate directions, broker names, file sizes and pure files
@@ -45,6 +47,7 @@ fn run(args: &[String]) -> Result<ExitCode, Failure> {
     };
     match command.as_str() {
         "test" => test::run(rest),
+        "orders" => orders::run(rest),
         "seeded-bugs" => seeded_bugs::run(rest),
         "tidy" => tidy::run(rest),
         "help" | "--help" | "-h" => {

@@ -46,7 +46,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
 }
 
 /// The programs that fault tests start and kill.
-fn build_programs(workspace: &Workspace, held: &Held) -> Result<(), Failure> {
+pub(crate) fn build_programs(workspace: &Workspace, held: &Held) -> Result<(), Failure> {
     step("build the programs that the tests kill", || {
         let mut cargo = workspace.cargo();
         cargo.args(["build", "--release", "-p", "postroom-cli", "-p", "orders"]);
@@ -70,7 +70,7 @@ fn names_package(extra: &[String]) -> bool {
 }
 
 /// A cargo that was killed has no code of its own.
-fn exit_code(status: ExitStatus) -> ExitCode {
+pub(crate) fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
     ExitCode::from(code)
 }

@@ -9,9 +9,7 @@ use lapin::options::{QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Connection, ConnectionProperties};
 use postroom::{Batch, FailureKind, Message, MessageId, PAYLOAD_BYTES_MAX, Sink, Subscription, Verdict};
-use postroom_brokers::rabbitmq::{
-    RabbitmqOptions, RabbitmqSink, RabbitmqSubscription, RabbitmqSubscriptionOptions,
-};
+use postroom_brokers::rabbitmq::{RabbitmqOptions, RabbitmqSink, RabbitmqSubscription, RabbitmqSubscriptionOptions};
 use postroom_testkit::rabbitmq::AuditQueue;
 use postroom_testkit::services::RabbitServer;
 use postroom_testkit::surroundings;
@@ -59,7 +57,10 @@ async fn a_message_arrives_with_all_its_properties_and_bytes() {
             AMQPValue::LongString(text) => String::from_utf8(text.as_bytes().to_vec()).unwrap(),
             other => panic!("{name}: {other:?}"),
         };
-        assert_eq!((text("aggregate-type"), text("aggregate-id"), text("tenant-id")), ("order".into(), "o-1".into(), "t-1".into()));
+        assert_eq!(
+            (text("aggregate-type"), text("aggregate-id"), text("tenant-id")),
+            ("order".into(), "o-1".into(), "t-1".into())
+        );
         assert_eq!(headers["aggregate-version"], AMQPValue::LongLongInt(7));
         assert_eq!((text("nul").as_str(), text("postroom-topic").as_str()), ("a\0b", "orders"));
         assert!(text("traceparent").starts_with("00-0af7"));
@@ -110,7 +111,10 @@ async fn returned_messages_are_told_apart_in_one_batch() {
     for message in &messages {
         let verdict = verdicts.take(message.id);
         if message.address() == "nowhere" {
-            assert!(matches!(&verdict, Verdict::Failed(failure) if failure.kind == FailureKind::Transient), "{verdict:?}");
+            assert!(
+                matches!(&verdict, Verdict::Failed(failure) if failure.kind == FailureKind::Transient),
+                "{verdict:?}"
+            );
         } else {
             assert_eq!(verdict, Verdict::Stored);
         }
@@ -132,7 +136,13 @@ async fn a_queue_that_is_full_pushes_back_and_nothing_is_stored() {
     channel.queue_declare(queue.as_str().into(), QueueDeclareOptions::durable(), limits).await.unwrap();
     let exchange = options.exchange.as_str();
     channel
-        .queue_bind(queue.as_str().into(), exchange.into(), "#".into(), QueueBindOptions::default(), FieldTable::default())
+        .queue_bind(
+            queue.as_str().into(),
+            exchange.into(),
+            "#".into(),
+            QueueBindOptions::default(),
+            FieldTable::default(),
+        )
         .await
         .unwrap();
     let messages: Vec<Message> = (0..5).map(|_| Message::new("t", "k", "x")).collect();
@@ -145,7 +155,8 @@ async fn a_queue_that_is_full_pushes_back_and_nothing_is_stored() {
         }
     }
     let passive = QueueDeclareOptions { passive: true, ..Default::default() };
-    let held = channel.queue_declare(queue.as_str().into(), passive, FieldTable::default()).await.unwrap().message_count();
+    let held =
+        channel.queue_declare(queue.as_str().into(), passive, FieldTable::default()).await.unwrap().message_count();
     assert_eq!(stored, held);
     assert!(stored < 5, "the limit pushed back");
 }

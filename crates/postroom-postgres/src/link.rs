@@ -45,7 +45,8 @@ impl Server {
     /// Notes who answered; returns the generation that it belongs to.
     fn met(&self, identity: String) -> u64 {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.identity.as_ref().is_some_and(|known| *known != identity) {
+        let another = known.identity.as_ref().is_some_and(|known| *known != identity);
+        if another && !cfg!(seeded_bug = "trusts_a_replaced_server") {
             known.generation += 1;
             tracing::warn!("the database server was restarted or replaced; reading again from the stored positions");
         }

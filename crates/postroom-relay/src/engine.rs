@@ -397,7 +397,9 @@ impl Engine {
         let key: Option<Arc<str>> = delivery.message.ordering_key().map(Arc::from);
         let scheduled = delivery.scheduled;
         let behind = delivery.origin == Origin::Outbox
-            && key.as_ref().is_some_and(|key| delivery.behind || self.parking.holds(key));
+            && key.as_ref().is_some_and(|key| {
+                delivery.behind || (self.parking.holds(key) && !cfg!(seeded_bug = "forgets_what_is_being_parked"))
+            });
         self.held.insert(token, Held { delivery, key: key.clone(), with_sink: false });
         if scheduled {
             self.counters.scheduled += 1;
@@ -426,16 +428,25 @@ impl Engine {
         let tokens = self.batches.remove(&batch).unwrap_or_default();
         let Some(mut verdicts) = verdicts else {
             for token in tokens.into_iter().rev() {
-                self.put_back(token);
+                if cfg!(seeded_bug = "outage_burns_an_attempt") {
+                    let after = Duration::from_secs(3);
+                    self.park(token, Outcome::Retry { after, attempts: 1, error: "unavailable".to_owned() });
+                } else {
+                    self.put_back(token);
+                }
             }
             self.sink_is_down(now);
             return;
         };
+        let mut first: Option<postroom::Verdict> = None;
         let mut again = Vec::new();
         for token in tokens {
             let Some(held) = self.held.get_mut(&token) else { continue };
             held.with_sink = false;
-            let verdict = verdicts.take(held.delivery.message.id);
+            let mut verdict = verdicts.take(held.delivery.message.id);
+            if cfg!(seeded_bug = "one_verdict_for_the_batch") {
+                verdict = first.get_or_insert(verdict).clone();
+            }
             let disposition = decide(verdict, held.delivery.attempts, &self.options.retry, self.chance.next());
             match disposition {
                 Disposition::Done => {

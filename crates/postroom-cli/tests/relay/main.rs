@@ -4,6 +4,7 @@
 
 mod commands;
 mod crashes;
+mod example;
 mod outages;
 mod rig;
 mod stops;

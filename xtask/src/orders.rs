@@ -1,0 +1,39 @@
+//! `cargo xtask orders`: the orders example on private servers of its own.
+
+use std::process::ExitCode;
+
+use crate::failure::Failure;
+use crate::held::Held;
+use crate::packages;
+use crate::steps::step;
+use crate::test::{build_programs, exit_code, start_services};
+use crate::workspace::Workspace;
+
+pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
+    let extra = match args.split_first() {
+        None => &[],
+        Some((first, rest)) if first == "--" => rest,
+        Some((first, _)) => {
+            return Err(Failure::usage(format!(
+                "`{first}` is not understood here; arguments for the example stand behind `--`: cargo xtask orders -- {first}"
+            )));
+        }
+    };
+    let workspace = Workspace::find()?;
+    let held = Held::until_interrupted()?;
+    packages::ensure(&held)?;
+    build_programs(&workspace, &held)?;
+    let played = start_services(&workspace, &held).and_then(|environment| {
+        let url = |name: &str| environment.iter().find(|(known, _)| *known == name).map(|(_, url)| url.clone());
+        let (Some(store), Some(rabbitmq)) = (url("POSTROOM_TEST_POSTGRES"), url("POSTROOM_TEST_RABBITMQ")) else {
+            return Err(Failure::work("the servers have no address"));
+        };
+        step("orders", || {
+            let mut orders = std::process::Command::new(workspace.built("release", "orders"));
+            orders.arg("--store").arg(store).arg("--rabbitmq").arg(rabbitmq).args(extra);
+            Ok(held.run(&mut orders)?)
+        })
+    });
+    held.let_go();
+    Ok(exit_code(played?))
+}
