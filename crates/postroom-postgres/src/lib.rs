@@ -12,6 +12,8 @@ mod sqlx_outbox;
 #[cfg(feature = "tokio-postgres")]
 mod connect;
 #[cfg(feature = "tokio-postgres")]
+mod guard;
+#[cfg(feature = "tokio-postgres")]
 mod inbox;
 #[cfg(feature = "tokio-postgres")]
 mod lanes;

@@ -7,6 +7,8 @@ mod columns;
 #[cfg(feature = "rusqlite")]
 mod connect;
 #[cfg(feature = "rusqlite")]
+mod guard;
+#[cfg(feature = "rusqlite")]
 mod inbox;
 #[cfg(feature = "rusqlite")]
 mod migrate;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use postroom::{
-    Admission, Consumer, EnqueueError, Inbox, Message, MessageId, Origin, Outbox, Outcome, PAYLOAD_BYTES_MAX,
-    Settlement, Source, Token, TopicFilter, Want,
+    Admission, Consumer, EnqueueError, GuardError, Inbox, Message, MessageId, Origin, Outbox, Outcome,
+    PAYLOAD_BYTES_MAX, Settlement, Source, Token, TopicFilter, Want,
 };
 use postroom_sqlite::{Sqlite, SqliteSource, SqliteSourceOptions, connect, migrate};
 use rusqlite::{Connection, TransactionBehavior};
@@ -207,4 +207,24 @@ fn migrating_again_changes_nothing_and_a_changed_schema_is_refused() {
     assert!(migrate(&mut connection).unwrap().is_empty());
     connection.execute("update postroom_migrations set checksum = 'x'", []).unwrap();
     assert!(migrate(&mut connection).is_err());
+}
+
+#[test]
+fn a_guard_that_fails_rolls_back_business_rows_and_messages_with_an_error_of_its_own() {
+    let (_file, mut connection) = prepared();
+    connection.execute_batch("create table orders (id integer primary key); insert into orders values (1)").unwrap();
+    let mut attempt = |sql: &str, id: i64| {
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+        Sqlite.enqueue_blocking(&tx, &[message("a")]).unwrap();
+        Sqlite.execute_guarded_blocking(&tx, "place the order", 1, sql, [id])?;
+        tx.commit().unwrap();
+        Ok::<(), GuardError>(())
+    };
+    attempt("insert into orders values (?1)", 2).unwrap();
+    let taken = attempt("insert into orders values (?1)", 1).unwrap_err();
+    assert!(matches!(&taken, GuardError::Conflict { constraint, .. } if constraint == "orders.id"), "{taken}");
+    let none = attempt("delete from orders where id = ?1", 9).unwrap_err();
+    assert!(matches!(none, GuardError::RowCount { actual: 0, .. }));
+    let messages: i64 = connection.query_row("select count(*) from postroom_outbox", [], |row| row.get(0)).unwrap();
+    assert_eq!(messages, 1);
 }

@@ -6,6 +6,7 @@
 mod delivery;
 mod error;
 mod event;
+mod guard;
 mod inbox;
 mod limits;
 mod message;
@@ -25,6 +26,7 @@ mod watermark;
 pub use delivery::{Cause, Delivery, Origin, Outcome, Settlement, Token};
 pub use error::{BoxError, StoreError, Unavailable};
 pub use event::{Event, EventError};
+pub use guard::{GuardError, expect_rows};
 pub use inbox::{Admission, Consumer, Inbox, InvalidConsumer, OnceError};
 pub use limits::{
     CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, LimitExceeded, NAME_BYTES_MAX,

@@ -1,7 +1,8 @@
 //! Writing and admitting in the caller's own transaction, with each driver.
 
 use postroom::{
-    Admission, Consumer, EnqueueError, Event, Inbox, Message, MessageId, Outbox, RaisesEvents, UnitOfWork, Wake,
+    Admission, Consumer, EnqueueError, Event, GuardError, Inbox, Message, MessageId, Outbox, RaisesEvents, UnitOfWork,
+    Wake,
 };
 use postroom_postgres::Postgres;
 use sqlx::Connection;
@@ -117,4 +118,29 @@ async fn consumers_are_admitted_each_for_itself_and_a_rollback_gives_the_claim_b
         assert_eq!(Postgres.admit(&mut tx, consumer, id).await.unwrap(), expected);
         tx.commit().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_guard_that_fails_rolls_back_business_rows_and_messages_with_an_error_of_its_own() {
+    let database = prepared().await;
+    let mut client = database.connect().await;
+    client
+        .batch_execute("create table orders (id int primary key, version int); insert into orders values (1, 1)")
+        .await
+        .unwrap();
+    let update = "update orders set version = version + 1 where id = $1 and version = $2";
+    let stale = async |client: &mut tokio_postgres::Client, sql: &str, values: [i32; 2]| {
+        let mut tx = client.transaction().await.unwrap();
+        Postgres.enqueue(&mut tx, &[Message::new("orders", "order.placed", "x")]).await.unwrap();
+        Postgres.execute_guarded(&tx, "place the order", 1, sql, &[&values[0], &values[1]]).await?;
+        tx.commit().await.unwrap();
+        Ok::<(), GuardError>(())
+    };
+    stale(&mut client, update, [1, 1]).await.unwrap();
+    let row_count = stale(&mut client, update, [1, 1]).await.unwrap_err();
+    assert!(matches!(row_count, GuardError::RowCount { expected: 1, actual: 0, .. }), "{row_count}");
+    let taken = stale(&mut client, "insert into orders values ($1, $2)", [1, 1]).await.unwrap_err();
+    assert!(matches!(&taken, GuardError::Conflict { constraint, .. } if constraint == "orders_pkey"), "{taken}");
+    let messages: i64 = client.query_one("select count(*) from postroom.outbox", &[]).await.unwrap().get(0);
+    assert_eq!(messages, 1);
 }
