@@ -270,7 +270,7 @@ fn duration(table: &Table, key: &str, at: &str) -> Result<Option<Duration>, Stri
 }
 
 /// `200ms`, `30s`, `5m`, `1h`.
-fn parse_duration(text: &str) -> Option<Duration> {
+pub fn parse_duration(text: &str) -> Option<Duration> {
     let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let amount: u64 = text[..digits].parse().ok()?;
     match &text[digits..] {

@@ -1,6 +1,7 @@
 //! The `postroom` binary. Every command is a module; this file is the table of contents and the exit codes.
 
 mod config;
+mod dead;
 mod demo;
 mod exit;
 mod migrate;
@@ -38,6 +39,8 @@ enum Command {
     Run(ConfigArgs),
     /// Show backlog, parked and dead messages, and who relays them
     Status(StoreArgs),
+    /// Look at dead letters, give them back to their relay, or discard them
+    Dead(Box<dead::DeadArgs>),
 }
 
 /// Where the configuration is.
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
             Command::Migrate(args) => migrate::migrate(args, cli.json).await,
             Command::Run(args) => run::run(&args.config, cli.json).await,
             Command::Status(args) => status::status(&args, cli.json).await,
+            Command::Dead(args) => dead::dead(*args, cli.json).await,
         }
     });
     match result {

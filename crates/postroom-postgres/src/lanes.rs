@@ -27,6 +27,9 @@ pub(crate) struct Lanes {
     lost: Vec<u16>,
     /// The lane that is asked first next time.
     turn: usize,
+    /// There is one claim at a time.
+    claims_begun: u64,
+    claim_under_way: bool,
 }
 
 struct Lane {
@@ -37,8 +40,17 @@ struct Lane {
     unwritten: Option<Position>,
     /// The last read took as much as it was allowed.
     full: bool,
+    /// Another relay's share, since the claim of this number: nothing more is claimed here, and it is given back when
+    /// nothing of it is out.
+    leaving: Option<u64>,
     /// We stop claiming here without a renewal; only ever earlier than the database's own expiry.
     deadline: Instant,
+}
+
+impl Lane {
+    fn claimable(&self, now: Instant) -> bool {
+        self.deadline > now && self.leaving.is_none()
+    }
 }
 
 /// A delivery that was handed out.
@@ -71,11 +83,22 @@ impl Lanes {
         }
     }
 
+    /// A claim begins; what it brings is of lanes as they are now.
+    pub fn begin_claim(&mut self) {
+        self.claims_begun += 1;
+        self.claim_under_way = true;
+    }
+
+    /// The claim has ended, whatever it brought.
+    pub fn end_claim(&mut self) {
+        self.claim_under_way = false;
+    }
+
     /// Divides `want` among the lanes: one each first, in turns; then half of the rest evenly, and the other half among
     /// those that had more last time.
     pub fn ask(&mut self, want: usize) -> Vec<Asked> {
         let now = Instant::now();
-        let mut lanes: Vec<(&u16, &Lane)> = self.lanes.iter().filter(|(_, lane)| lane.deadline > now).collect();
+        let mut lanes: Vec<(&u16, &Lane)> = self.lanes.iter().filter(|(_, lane)| lane.claimable(now)).collect();
         if lanes.is_empty() {
             return Vec::new();
         }
@@ -180,7 +203,8 @@ impl Lanes {
                         self.lose(number, before);
                     }
                     let watermark = Watermark::default();
-                    let lane = Lane { epoch, position, watermark, unwritten: None, full: true, deadline };
+                    let (unwritten, full, leaving) = (None, true, None);
+                    let lane = Lane { epoch, position, watermark, unwritten, full, leaving, deadline };
                     self.lanes.insert(number, lane);
                 }
             }
@@ -188,6 +212,41 @@ impl Lanes {
         for (number, epoch) in held {
             if !kept.contains(number) {
                 self.lose(*number, *epoch);
+            }
+        }
+    }
+
+    /// Keeps to its share: marks lanes beyond it as leaving, those with the least to do first, and returns the lanes that
+    /// can be given back now, with nothing out and nothing left to write.
+    pub fn keep_to(&mut self, share: usize) -> Vec<(u16, i64)> {
+        let staying = self.lanes.values().filter(|lane| lane.leaving.is_none()).count();
+        let mut candidates: Vec<(bool, u16)> = self
+            .lanes
+            .iter()
+            .filter(|(_, lane)| lane.leaving.is_some() == (staying < share))
+            .map(|(number, lane)| (lane.full, *number))
+            .collect();
+        candidates.sort_unstable();
+        // More relays than before: some lanes leave. Fewer: some that were to leave may stay.
+        for (_, number) in candidates.into_iter().take(staying.abs_diff(share)) {
+            if let Some(lane) = self.lanes.get_mut(&number) {
+                lane.leaving = (staying > share).then_some(self.claims_begun);
+            }
+        }
+        let busy: HashSet<u16> = self.out.values().map(|out| out.lane).collect();
+        let leaving = self.lanes.iter().filter(|(number, lane)| {
+            // A claim that began before the lane was to leave may still bring something of it.
+            let claimed = lane.leaving.is_some_and(|since| !self.claim_under_way || self.claims_begun > since);
+            claimed && lane.unwritten.is_none() && !busy.contains(number)
+        });
+        leaving.map(|(number, lane)| (*number, lane.epoch)).collect()
+    }
+
+    /// A lane was given back; nothing of it is out.
+    pub fn gave_back(&mut self, given: &[(u16, i64)]) {
+        for (number, epoch) in given {
+            if self.lanes.get(number).is_some_and(|lane| lane.epoch == *epoch) {
+                self.lanes.remove(number);
             }
         }
     }
@@ -253,7 +312,7 @@ impl Lanes {
     /// Lanes whose lease has not run out by our own clock.
     pub fn claimable(&self) -> Vec<i16> {
         let now = Instant::now();
-        self.lanes.iter().filter(|(_, lane)| lane.deadline > now).map(|(number, _)| *number as i16).collect()
+        self.lanes.iter().filter(|(_, lane)| lane.claimable(now)).map(|(number, _)| *number as i16).collect()
     }
 
     pub fn parked_in_hand(&self) -> Vec<i64> {

@@ -12,6 +12,8 @@ mod sqlx_outbox;
 #[cfg(feature = "tokio-postgres")]
 mod connect;
 #[cfg(feature = "tokio-postgres")]
+mod dead;
+#[cfg(feature = "tokio-postgres")]
 mod guard;
 #[cfg(feature = "tokio-postgres")]
 mod inbox;
@@ -38,6 +40,8 @@ mod status;
 
 #[cfg(feature = "tokio-postgres")]
 pub use connect::{Connector, InvalidUrl};
+#[cfg(feature = "tokio-postgres")]
+pub use dead::{dead_letters, dead_payload, discard_dead, retry_dead};
 #[cfg(feature = "tokio-postgres")]
 pub use log_source::{LogSource, LogSourceOptions, ReadCounters, StartAt};
 #[cfg(feature = "tokio-postgres")]

@@ -140,6 +140,17 @@ impl LogSource {
         Ok(())
     }
 
+    async fn give_back(&self, generation: u64, lanes: &[(u16, i64)]) -> Result<(), StoreError> {
+        let (lanes, epochs): (Vec<i16>, Vec<i64>) = lanes.iter().map(|(lane, epoch)| (*lane as i16, *epoch)).unzip();
+        self.leases
+            .call(generation, "give lanes back", async |session| {
+                let sql = include_str!("sql/release.sql");
+                session.client.execute(sql, &[&self.options.route, &lanes, &epochs, &self.options.owner]).await
+            })
+            .await
+            .map(drop)
+    }
+
     async fn rebase(&self, generation: u64) -> Result<(), StoreError> {
         // It may rewrite a large outbox: on a link of its own, without our usual deadline.
         let link = Link::new(self.connector.clone(), self.server.clone(), "").call_timeout(Duration::MAX);
@@ -151,6 +162,25 @@ impl LogSource {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.belong_to(self.server.generation());
         state
+    }
+
+    async fn claim_all(&self, want: Want) -> Result<Claimed, StoreError> {
+        let mut claimed = Claimed::default();
+        if want.parked {
+            claimed.deliveries = self.claim_parked(want.messages).await?;
+            claimed.more = claimed.deliveries.len() >= want.messages;
+        }
+        match self.claim_fresh(want.messages).await {
+            Ok((fresh, more)) => {
+                claimed.deliveries.extend(fresh);
+                claimed.more |= more;
+            }
+            // What was claimed before the error is handed out all the same: it is in our books.
+            Err(error) if claimed.deliveries.is_empty() => return Err(error),
+            Err(error) => tracing::warn!(%error, "fresh messages could not be claimed"),
+        }
+        claimed.lost_lanes = self.state().take_lost();
+        Ok(claimed)
     }
 
     async fn claim_fresh(&self, want: usize) -> Result<(Vec<Delivery>, bool), StoreError> {
@@ -292,31 +322,27 @@ impl Source for LogSource {
                     .await
             })
             .await?;
-        let granted: Vec<Granted> = rows.iter().map(Granted::of).collect::<Result<_, _>>()?;
-        let mut state = self.state();
-        if state.generation == generation {
-            state.renewed(&held, granted, deadline);
+        let (share, granted) = Granted::all(&rows)?;
+        let leaving = {
+            let mut state = self.state();
+            if state.generation == generation {
+                state.renewed(&held, granted, deadline);
+            }
+            state.keep_to(share)
+        };
+        if !leaving.is_empty() {
+            self.give_back(generation, &leaving).await?;
+            self.state().gave_back(&leaving);
         }
+        let mut state = self.state();
         Ok(Standing { held: state.held(), lost_lanes: state.take_lost() })
     }
 
     async fn claim(&self, want: Want) -> Result<Claimed, StoreError> {
-        let mut claimed = Claimed::default();
-        if want.parked {
-            claimed.deliveries = self.claim_parked(want.messages).await?;
-            claimed.more = claimed.deliveries.len() >= want.messages;
-        }
-        match self.claim_fresh(want.messages).await {
-            Ok((fresh, more)) => {
-                claimed.deliveries.extend(fresh);
-                claimed.more |= more;
-            }
-            // What was claimed before the error is handed out all the same: it is in our books.
-            Err(error) if claimed.deliveries.is_empty() => return Err(error),
-            Err(error) => tracing::warn!(%error, "fresh messages could not be claimed"),
-        }
-        claimed.lost_lanes = self.state().take_lost();
-        Ok(claimed)
+        self.state().begin_claim();
+        let claimed = self.claim_all(want).await;
+        self.state().end_claim();
+        claimed
     }
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError> {
@@ -370,13 +396,16 @@ impl Source for LogSource {
             let state = self.state();
             (state.epochs(), state.generation)
         };
-        let (lanes, epochs): (Vec<i16>, Vec<i64>) = held.iter().map(|(lane, epoch)| (*lane as i16, *epoch)).unzip();
-        self.leases
-            .call(generation, "give the lanes back", async |session| {
-                let sql = include_str!("sql/release.sql");
-                session.client.execute(sql, &[&self.options.route, &lanes, &epochs, &self.options.owner]).await
+        let given = self.give_back(generation, &held).await;
+        let gone = self
+            .leases
+            .call(generation, "take the relay off the list", async |session| {
+                let sql = "delete from postroom.relays where route = $1 and owner = $2";
+                session.client.execute(sql, &[&self.options.route, &self.options.owner]).await
             })
-            .await?;
+            .await;
+        given?;
+        gone?;
         self.state().forget();
         written
     }

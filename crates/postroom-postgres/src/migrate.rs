@@ -19,8 +19,11 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: &[Migration] =
-    &[Migration { number: 1, name: "foundation", sql: include_str!("../migrations/0001_foundation.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { number: 1, name: "foundation", sql: include_str!("../migrations/0001_foundation.sql") },
+    Migration { number: 2, name: "relays", sql: include_str!("../migrations/0002_relays.sql") },
+    Migration { number: 3, name: "audit", sql: include_str!("../migrations/0003_audit.sql") },
+];
 
 const BOOKKEEPING: &str = "create schema if not exists postroom;
 create table if not exists postroom.migrations (

@@ -85,7 +85,14 @@ impl ParkedRow {
 }
 
 impl Granted {
-    pub fn of(row: &Row) -> Result<Self, StoreError> {
+    /// How many lanes are this relay's share, and which it was granted.
+    pub fn all(rows: &[Row]) -> Result<(usize, Vec<Self>), StoreError> {
+        let (share, granted) = rows.split_first().ok_or_else(|| unreadable("the renewal brought no share".into()))?;
+        let share = usize::try_from(get::<i64>(share, 1)?).map_err(|error| unreadable(error.into()))?;
+        Ok((share, granted.iter().map(Self::of).collect::<Result<_, _>>()?))
+    }
+
+    fn of(row: &Row) -> Result<Self, StoreError> {
         let catch_up = match (get::<Option<String>>(row, 6)?, get::<Option<i64>>(row, 7)?) {
             (Some(snapshot), Some(seq)) => Some(CatchUp { snapshot: snapshot.into(), seq }),
             _ => None,
@@ -116,7 +123,7 @@ fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
 
 /// A value that is no text shows as its JSON; an object that cannot be decoded at all goes along as it is, undecoded: the
 /// message must not be lost for its headers.
-fn headers_of(json: Option<&str>) -> Headers {
+pub(crate) fn headers_of(json: Option<&str>) -> Headers {
     let Some(json) = json else { return Headers::new() };
     match serde_json::from_str(json) {
         Ok(serde_json::Value::Object(fields)) => fields

@@ -95,7 +95,8 @@ impl Relay {
             in_flight_max: self.in_flight_max,
             poll_idle: self.poll_idle,
             retry: self.retry.clone(),
-            renew_every: self.source.lease() / 3,
+            // Often enough that a lane left by another relay is taken within two seconds of its lease.
+            renew_every: (self.source.lease() / 3).min(Duration::from_secs(1)),
             sink: self.sink.limits(),
             seed: self.seed,
         });

@@ -7,6 +7,8 @@ mod columns;
 #[cfg(feature = "rusqlite")]
 mod connect;
 #[cfg(feature = "rusqlite")]
+mod dead;
+#[cfg(feature = "rusqlite")]
 mod guard;
 #[cfg(feature = "rusqlite")]
 mod inbox;
@@ -27,6 +29,8 @@ mod status;
 
 #[cfg(feature = "rusqlite")]
 pub use connect::{connect, path_of};
+#[cfg(feature = "rusqlite")]
+pub use dead::{dead_letters, dead_payload, discard_dead, retry_dead};
 #[cfg(feature = "rusqlite")]
 pub use migrate::{MigrateError, migrate, print_sql};
 #[cfg(feature = "rusqlite")]

@@ -6,7 +6,10 @@ use sha2::{Digest, Sha256};
 
 use crate::connect::store_error;
 
-const MIGRATIONS: &[(i64, &str, &str)] = &[(1, "foundation", include_str!("../migrations/0001_foundation.sql"))];
+const MIGRATIONS: &[(i64, &str, &str)] = &[
+    (1, "foundation", include_str!("../migrations/0001_foundation.sql")),
+    (2, "audit", include_str!("../migrations/0002_audit.sql")),
+];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (
     number integer primary key, name text not null, checksum text not null);";

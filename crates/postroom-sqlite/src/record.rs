@@ -7,7 +7,7 @@ use rusqlite::{Transaction, params};
 
 use crate::source::NOW;
 
-const COPIED: &str = "id, topic, type, payload, key, routing_key, content_type, headers, tenant_id, aggregate_type, \
+pub(crate) const COPIED: &str = "id, topic, type, payload, key, routing_key, content_type, headers, tenant_id, aggregate_type, \
                       aggregate_id, aggregate_version, occurred_ms";
 
 /// Outcomes that leave a trace, written in one transaction before the position passes them.
@@ -65,15 +65,8 @@ impl Record {
                 Outcome::Release => {}
             }
         }
-        // The first message left of each key becomes its head.
-        let sql = format!(
-            "update postroom_parked set state = 'retry', due_ms = {NOW}
-              where route = ?1 and state = 'queued'
-                and seq = (select min(seq) from postroom_parked
-                            where route = ?1 and ordering_key = ?2 and state <> 'scheduled')"
-        );
         for key in &self.keys {
-            tx.prepare_cached(&sql)?.execute(params![route, key])?;
+            promote(tx, route, key)?;
         }
         Ok(())
     }
@@ -100,4 +93,15 @@ fn park(
 
 fn unpark(tx: &Transaction<'_>, route: &str, seq: i64) -> Result<(), rusqlite::Error> {
     tx.execute("delete from postroom_parked where route = ?1 and seq = ?2", params![route, seq]).map(drop)
+}
+
+/// The first message left of a key becomes its head, so that it can be claimed.
+pub(crate) fn promote(tx: &Transaction<'_>, route: &str, key: &str) -> Result<(), rusqlite::Error> {
+    let sql = format!(
+        "update postroom_parked set state = 'retry', due_ms = {NOW}
+          where route = ?1 and state = 'queued'
+            and seq = (select min(seq) from postroom_parked
+                        where route = ?1 and ordering_key = ?2 and state <> 'scheduled')"
+    );
+    tx.prepare_cached(&sql)?.execute(params![route, key]).map(drop)
 }

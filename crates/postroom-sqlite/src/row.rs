@@ -67,7 +67,7 @@ fn bytes_of(value: Value) -> Bytes {
     }
 }
 
-fn headers_of(json: Option<String>) -> Headers {
+pub(crate) fn headers_of(json: Option<String>) -> Headers {
     let Some(json) = json else { return Headers::new() };
     match serde_json::from_str::<serde_json::Value>(&json) {
         Ok(serde_json::Value::Object(fields)) => fields

@@ -3,6 +3,7 @@
 //! No I/O, no runtime, no driver and no broker in here. An application that writes messages needs this crate and one
 //! store (`postroom-postgres` or `postroom-sqlite`); `ARCHITECTURE.md` is the map of the rest.
 
+mod dead_letter;
 mod delivery;
 mod error;
 mod event;
@@ -23,6 +24,7 @@ mod verdict;
 mod wake;
 mod watermark;
 
+pub use dead_letter::{DeadFilter, DeadLetter, Deed};
 pub use delivery::{Cause, Delivery, Origin, Outcome, Settlement, Token};
 pub use error::{BoxError, StoreError, Unavailable};
 pub use event::{Event, EventError};

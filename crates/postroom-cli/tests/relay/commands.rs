@@ -100,3 +100,73 @@ fn the_schema_can_be_printed_without_a_store() {
     assert!(script.contains("create table postroom.outbox") && script.contains("% 4)"));
     assert!(!script.contains("{{"));
 }
+
+#[tokio::test]
+async fn dead_letters_are_listed_retried_and_discarded_with_an_audit_row() {
+    let database = Database::create().await;
+    let client = database.connect().await;
+    let postgres = database.url().to_owned();
+    let file = surroundings::scratch("dead").join("orders.db");
+    let sqlite = format!("sqlite:{}", file.display());
+    for store in [&postgres, &sqlite] {
+        assert_eq!(postroom(&["migrate", "--store", store]).status.code(), Some(0));
+    }
+    client
+        .batch_execute(
+            "insert into postroom.dead_letters (route, seq, lane, attempts, cause, error, id, topic, type, payload, key,
+                                                content_type, occurred_at)
+             select 'orders', n, 0, 8, 'exhausted', case when n > 2 then 'no route' else 'too large' end,
+                    ('00000000-0000-7000-8000-00000000000' || n)::uuid, 'orders', 'order.placed', 'secret', 'k', 'text/plain', now()
+               from generate_series(1, 4) n",
+        )
+        .await
+        .unwrap();
+    four_dead_letters(&file);
+    for store in [&postgres, &sqlite] {
+        let run = |arguments: &[&str]| postroom(&[&["dead"], arguments, &["--json", "--store", store]].concat());
+        let listed = |arguments: &[&str]| json(&run(arguments))["dead_letters"].as_array().unwrap().len();
+        assert_eq!((listed(&["list"]), listed(&["list", "--error", "no route"])), (4, 2));
+        assert_eq!(listed(&["list", "--older-than", "1h"]), 0);
+        let refused = run(&["discard", "--reason", "x"]);
+        assert_eq!(refused.status.code(), Some(2), "without a condition it wants --all");
+        assert_eq!(run(&["retry", "--error", "no route"]).status.code(), Some(2), "without a reason it is refused");
+        assert_eq!((listed(&["retry", "--all", "--dry-run"]), listed(&["list"])), (4, 4), "a preview changes nothing");
+        assert_eq!(listed(&["retry", "--error", "no route", "--reason", "the queue is bound now"]), 2);
+        assert_eq!((listed(&["discard", "--all", "--reason", "test data"]), listed(&["list"])), (2, 0));
+        let unknown = run(&["show", "00000000-0000-7000-8000-000000000001"]);
+        assert_eq!(unknown.status.code(), Some(1));
+    }
+    let rows = client
+        .query("select state, attempts, seq from postroom.parked where due_at <= clock_timestamp() order by seq", &[])
+        .await
+        .unwrap();
+    let parked: Vec<(String, i32, i64)> = rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
+    assert_eq!(
+        parked,
+        [("retry".to_owned(), 0, 3), ("queued".to_owned(), 0, 4)],
+        "in order behind the first of the key"
+    );
+    let rows = client
+        .query("select action, reason, cardinality(message_ids) from postroom.audit order by id", &[])
+        .await
+        .unwrap();
+    let audit: Vec<(String, String, i32)> = rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
+    let expected = [("dead.retry", "the queue is bound now", 2), ("dead.discard", "test data", 2)];
+    assert_eq!(audit, expected.map(|(action, reason, count)| (action.to_owned(), reason.to_owned(), count)));
+}
+
+/// Four dead letters in a SQLite file, like those in PostgreSQL.
+fn four_dead_letters(file: &std::path::Path) {
+    let connection = postroom_sqlite::connect(file).unwrap();
+    for n in 1..=4 {
+        let error = if n > 2 { "no route" } else { "too large" };
+        connection
+            .execute(
+                "insert into postroom_dead_letters (route, seq, lane, attempts, cause, error, id, topic, type, payload, key,
+                                                    content_type, occurred_ms)
+                 values ('orders', ?1, 0, 8, 'exhausted', ?2, ?3, 'orders', 'order.placed', 'secret', 'k', 'text/plain', 0)",
+                (n, error, format!("00000000-0000-7000-8000-00000000000{n}")),
+            )
+            .unwrap();
+    }
+}

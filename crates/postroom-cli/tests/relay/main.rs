@@ -5,6 +5,7 @@
 mod commands;
 mod crashes;
 mod example;
+mod many;
 mod outages;
 mod rig;
 mod stops;

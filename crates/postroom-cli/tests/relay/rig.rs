@@ -293,10 +293,14 @@ impl RelayProcess {
         self.0.wait().unwrap();
     }
 
+    pub fn signal(&self, name: &str) {
+        let pid = self.0.id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
+    }
+
     /// SIGTERM; returns the exit code and what it printed.
     pub fn terminate(mut self) -> (Option<i32>, String) {
-        let pid = self.0.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        self.signal("TERM");
         let mut printed = String::new();
         std::io::Read::read_to_string(self.0.stdout.as_mut().unwrap(), &mut printed).unwrap();
         (self.0.wait().unwrap().code(), printed)

@@ -1,4 +1,4 @@
--- Gives lanes back at once. $1 route, $2 lanes, $3 epochs, $4 owner.
+-- Gives lanes back at once, so that another relay can take them. $1 route, $2 lanes, $3 epochs, $4 owner.
 update postroom.lanes l
    set owner = null, expires_at = null
   from (select h.lane from postroom.lanes h

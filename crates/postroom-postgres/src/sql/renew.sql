@@ -1,8 +1,26 @@
--- Extends the lease on lanes held ($3, $4 epochs), and takes lanes that are free, expired, or ours under an epoch that we no
--- longer know, with a new epoch. Time is the database's. $1 route, $2 owner, $5 lease in milliseconds.
+-- Says that this relay is alive, extends the lease on lanes held ($3, $4 epochs), and takes lanes that are free, expired, or
+-- ours under an epoch that we no longer know, with a new epoch, up to its share: lanes divided by relays, rounded up.
+-- Time is the database's. $1 route, $2 owner, $5 lease in milliseconds. The first row has lane -1 and the share as epoch.
 -- A recording transaction holds `for key share` on its lanes (lock_lanes.sql): it does not hold up our own renewal
 -- (`no key update`), but a takeover (`update`) passes it by and comes again.
-with held as (
+with present as (
+    insert into postroom.relays as r (route, owner, expires_at)
+    values ($1, $2, clock_timestamp() + $5::bigint * interval '1 millisecond')
+        on conflict (route, owner) do update set expires_at = excluded.expires_at
+    returning 1
+),
+gone as (
+    delete from postroom.relays r
+     where r.route = $1 and r.owner <> $2 and r.expires_at < clock_timestamp() - interval '1 hour'
+    returning 1
+),
+share as (
+    select ceil(s.lanes::numeric / (1 + (select count(*) from postroom.relays r
+                                          where r.route = $1 and r.owner <> $2 and r.expires_at > clock_timestamp())))::bigint
+               as lanes
+      from postroom.settings s
+),
+held as (
     select l.lane
       from postroom.lanes l join unnest($3::smallint[], $4::bigint[]) as h (lane, epoch)
         on h.lane = l.lane and h.epoch = l.epoch
@@ -18,13 +36,20 @@ taken as (
        and not exists (select from unnest($3::smallint[], $4::bigint[]) as h (lane, epoch)
                         where h.lane = l.lane and h.epoch = l.epoch and l.owner = $2)
      order by l.lane
+     limit (select greatest(share.lanes - cardinality($3::smallint[]), 0) from share)
        for update of l skip locked
 ),
-mine as (select lane, true as kept from held union all select lane, false from taken)
-update postroom.lanes l
-   set owner = $2, expires_at = clock_timestamp() + $5::bigint * interval '1 millisecond',
-       epoch = case when mine.kept then l.epoch else l.epoch + 1 end
-  from mine
- where l.route = $1 and l.lane = mine.lane
-returning l.lane, l.epoch, mine.kept, l.position_snapshot::text, l.position_seq, l.floor_seq, l.catch_up_snapshot::text,
-          l.catch_up_seq
+mine as (select lane, true as kept from held union all select lane, false from taken),
+renewed as (
+    update postroom.lanes l
+       set owner = $2, expires_at = clock_timestamp() + $5::bigint * interval '1 millisecond',
+           epoch = case when mine.kept then l.epoch else l.epoch + 1 end
+      from mine
+     where l.route = $1 and l.lane = mine.lane
+    returning l.lane, l.epoch, mine.kept, l.position_snapshot::text, l.position_seq, l.floor_seq,
+              l.catch_up_snapshot::text, l.catch_up_seq
+)
+select (-1)::smallint, share.lanes, false, null::text, null::bigint, null::bigint, null::text, null::bigint
+  from share, present, (select count(*) from gone) g
+union all
+select * from renewed

@@ -7,7 +7,9 @@ use postroom_postgres::LogSource;
 
 use crate::setup::{claim_all, connector, done, drain, enqueue, options, prepared, settled, source};
 
-const EXPIRE: &str = "update postroom.lanes set expires_at = '-infinity'";
+/// As if every relay had fallen silent for as long as its lease.
+const EXPIRE: &str = "update postroom.lanes set expires_at = '-infinity';
+                      update postroom.relays set expires_at = '-infinity'";
 
 #[tokio::test]
 async fn a_second_relay_stands_by_until_the_lease_expires() {
@@ -23,6 +25,46 @@ async fn a_second_relay_stands_by_until_the_lease_expires() {
     assert_eq!(drain(&second).await, ids);
     let standing = first.renew().await.unwrap();
     assert_eq!((standing.held, standing.lost_lanes.len()), (0, 16));
+}
+
+#[tokio::test]
+async fn relays_share_the_lanes_as_they_come_and_go() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let first = source(&database, "first").await;
+    enqueue(&client, None, 100).await;
+    let in_hand = claim_all(&first).await;
+    let second = source(&database, "second").await;
+    // What the first has in hand it keeps until it is settled.
+    let kept = first.renew().await.unwrap();
+    assert!(kept.held > 8 && kept.lost_lanes.is_empty());
+    let granted = second.renew().await.unwrap().held;
+    assert_eq!(kept.held + granted, 16);
+    first.settle(&done(in_hand.iter().map(|delivery| delivery.token))).await.unwrap();
+    assert_eq!(first.renew().await.unwrap().held, 8);
+    assert_eq!(second.renew().await.unwrap().held, 8);
+    assert!(drain(&second).await.is_empty(), "a graceful handing over repeats nothing");
+    let ids = enqueue(&client, None, 100).await;
+    let mut found = [drain(&first).await, drain(&second).await].concat();
+    found.sort();
+    let mut expected = ids;
+    expected.sort();
+    assert_eq!(found, expected);
+
+    let third = source(&database, "third").await;
+    for relay in [&first, &second, &third, &first, &second, &third] {
+        relay.renew().await.unwrap();
+    }
+    let held =
+        [first.renew().await.unwrap().held, second.renew().await.unwrap().held, third.renew().await.unwrap().held];
+    assert_eq!(held.iter().sum::<usize>(), 16, "{held:?}");
+    assert!(held.iter().all(|held| *held <= 6), "{held:?}");
+    // One stops in order, one dies.
+    third.release().await.unwrap();
+    let silent = "update postroom.lanes set expires_at = '-infinity' where owner = 'second'";
+    client.batch_execute(silent).await.unwrap();
+    client.batch_execute("update postroom.relays set expires_at = '-infinity' where owner = 'second'").await.unwrap();
+    assert_eq!(first.renew().await.unwrap().held, 16);
 }
 
 #[tokio::test]

@@ -144,7 +144,10 @@ async fn every_committed_message_is_read_exactly_once() {
             late += reader.reads().late;
             catch_ups += reader.reads().catch_ups;
             drop(reader);
-            setup.execute("update postroom.lanes set expires_at = '-infinity'", &[]).await.unwrap();
+            setup
+                .batch_execute("update postroom.lanes set expires_at = '-infinity'; delete from postroom.relays")
+                .await
+                .unwrap();
             seen.repeatable = unconsumed(&setup).await.intersection(&seen.ids).copied().collect();
             held.clear();
             reader = source(&database, &format!("reader-{restarts}")).await;

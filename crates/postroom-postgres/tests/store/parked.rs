@@ -155,7 +155,10 @@ async fn what_was_parked_or_buried_before_a_crash_is_not_read_again() {
     let settlements = [settled(of(ids[0]), dead), settled(of(single[0]), retry(Duration::from_secs(3600), 1))];
     first.settle(&settlements).await.unwrap();
     drop(first);
-    client.batch_execute("update postroom.lanes set expires_at = '-infinity'").await.unwrap();
+    client
+        .batch_execute("update postroom.lanes set expires_at = '-infinity'; delete from postroom.relays")
+        .await
+        .unwrap();
     let second = source(&database, "second").await;
     assert_eq!(drain(&second).await, ids[1..]);
 }

@@ -1,0 +1,261 @@
+//! `postroom dead`: look at dead letters, give them back to their relay, or discard them.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use postroom::{DeadFilter, DeadLetter, Deed, MessageId};
+
+use crate::StoreArgs;
+use crate::config;
+use crate::exit::{self, Failure};
+use crate::store::Store;
+
+#[derive(Debug, Args)]
+pub struct DeadArgs {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List dead letters, oldest first
+    List(ListArgs),
+    /// Show one message with its headers; with --payload its bytes too
+    Show(ShowArgs),
+    /// Give dead letters back to their relay, with their ids and all their attempts before them
+    Retry(DeedArgs),
+    /// Delete dead letters for good; the audit row keeps their ids
+    Discard(DeedArgs),
+}
+
+#[derive(Debug, Args)]
+struct FilterArgs {
+    /// Of this route
+    #[arg(long)]
+    route: Option<String>,
+    /// Of this message
+    #[arg(long)]
+    id: Option<MessageId>,
+    /// Of this topic
+    #[arg(long)]
+    topic: Option<String>,
+    /// Of this type
+    #[arg(long = "type", value_name = "TYPE")]
+    kind: Option<String>,
+    /// Of this tenant
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Of this aggregate
+    #[arg(long)]
+    aggregate: Option<String>,
+    /// Whose error contains this text
+    #[arg(long, value_name = "TEXT")]
+    error: Option<String>,
+    /// That died at most this long ago, such as 90m
+    #[arg(long, value_parser = duration)]
+    newer_than: Option<Duration>,
+    /// That died at least this long ago
+    #[arg(long, value_parser = duration)]
+    older_than: Option<Duration>,
+    /// At most so many
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(i64).range(1..=100_000), value_name = "N")]
+    limit: i64,
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
+    filter: FilterArgs,
+}
+
+#[derive(Debug, Args)]
+struct ShowArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Message id
+    id: MessageId,
+    /// Show the payload: it may hold personal data
+    #[arg(long)]
+    payload: bool,
+}
+
+#[derive(Debug, Args)]
+struct DeedArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// All dead letters: needed when no condition is given
+    #[arg(long)]
+    all: bool,
+    /// Show which ones it would be, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Why; it is kept in the audit row
+    #[arg(long, required_unless_present = "dry_run", value_name = "TEXT")]
+    reason: Option<String>,
+}
+
+impl FilterArgs {
+    fn filter(&self) -> DeadFilter {
+        DeadFilter {
+            route: self.route.clone(),
+            id: self.id,
+            topic: self.topic.clone(),
+            kind: self.kind.clone(),
+            tenant_id: self.tenant.clone(),
+            aggregate_id: self.aggregate.clone(),
+            error: self.error.clone(),
+            newer_than: self.newer_than,
+            older_than: self.older_than,
+        }
+    }
+}
+
+pub async fn dead(args: DeadArgs, json: bool) -> Result<(), Failure> {
+    match args.verb {
+        Verb::List(args) => {
+            let letters = letters(&store(&args.store)?, &args.filter.filter(), args.filter.limit).await?;
+            print(&letters, json, "no dead letters");
+        }
+        Verb::Show(args) => show(args, json).await?,
+        Verb::Retry(args) => act(args, json, "retry").await?,
+        Verb::Discard(args) => act(args, json, "discard").await?,
+    }
+    Ok(())
+}
+
+async fn act(args: DeedArgs, json: bool, verb: &str) -> Result<(), Failure> {
+    let filter = args.filter.filter();
+    if filter.is_everything() && !args.all {
+        let text = format!("`dead {verb}` without a condition wants --all; see which ones with --dry-run");
+        return Err(Failure::new(exit::USAGE, text));
+    }
+    let store = store(&args.store)?;
+    let limit = args.filter.limit;
+    if args.dry_run {
+        let letters = letters(&store, &filter, limit).await?;
+        print(&letters, json, "nothing would be done: no dead letter fits");
+        return Ok(());
+    }
+    let reason = args.reason.unwrap_or_default();
+    if reason.trim().is_empty() {
+        return Err(Failure::new(exit::USAGE, "--reason is empty; the audit row keeps it"));
+    }
+    let deed = Deed { actor: actor(), reason };
+    let letters = match (store, verb) {
+        (Store::Postgres(connector), "retry") => {
+            postroom_postgres::retry_dead(&connector, &filter, limit, &deed).await?
+        }
+        (Store::Postgres(connector), _) => postroom_postgres::discard_dead(&connector, &filter, limit, &deed).await?,
+        (Store::Sqlite(path), "retry") => {
+            postroom_sqlite::retry_dead(&mut postroom_sqlite::connect(&path)?, &filter, limit, &deed)?
+        }
+        (Store::Sqlite(path), _) => {
+            postroom_sqlite::discard_dead(&mut postroom_sqlite::connect(&path)?, &filter, limit, &deed)?
+        }
+    };
+    print(&letters, json, "nothing was done: no dead letter fits");
+    if !json && !letters.is_empty() {
+        let done = if verb == "retry" { "given back to their relay" } else { "discarded" };
+        println!("{} {done}", letters.len());
+    }
+    Ok(())
+}
+
+async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
+    let store = store(&args.store)?;
+    let filter = DeadFilter { id: Some(args.id), ..DeadFilter::default() };
+    let letters = letters(&store, &filter, 100).await?;
+    if letters.is_empty() {
+        return Err(Failure::new(exit::FAILURE, format!("there is no dead letter with the id {}", args.id)));
+    }
+    for letter in letters {
+        let payload = if args.payload { payload(&store, &letter).await? } else { None };
+        let payload = payload.map(|bytes| match String::from_utf8(bytes) {
+            Ok(text) => text,
+            Err(error) => error.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect(),
+        });
+        if json {
+            let mut object = serde_json::to_value(&letter).unwrap_or_default();
+            if let Some(payload) = payload {
+                object["payload"] = payload.into();
+            }
+            println!("{object}");
+            continue;
+        }
+        println!("{} {} on route {}, key {}", letter.id, letter.kind, letter.route, shown(&letter.key));
+        println!(
+            "  {} after {} attempts, {:.0} s ago: {}",
+            letter.cause, letter.attempts, letter.died_seconds_ago, letter.error
+        );
+        for (name, value) in &letter.headers {
+            println!("  {name}: {value}");
+        }
+        println!("  payload: {} bytes", letter.payload_bytes);
+        if let Some(payload) = payload {
+            println!("{payload}");
+        }
+    }
+    Ok(())
+}
+
+async fn letters(store: &Store, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, Failure> {
+    Ok(match store {
+        Store::Postgres(connector) => postroom_postgres::dead_letters(connector, filter, limit).await?,
+        Store::Sqlite(path) => postroom_sqlite::dead_letters(&postroom_sqlite::connect(path)?, filter, limit)?,
+    })
+}
+
+async fn payload(store: &Store, letter: &DeadLetter) -> Result<Option<Vec<u8>>, Failure> {
+    Ok(match store {
+        Store::Postgres(connector) => postroom_postgres::dead_payload(connector, &letter.route, letter.seq).await?,
+        Store::Sqlite(path) => {
+            postroom_sqlite::dead_payload(&postroom_sqlite::connect(path)?, &letter.route, letter.seq)?
+        }
+    })
+}
+
+fn print(letters: &[DeadLetter], json: bool, none: &str) {
+    if json {
+        println!("{}", serde_json::json!({ "dead_letters": letters }));
+        return;
+    }
+    if letters.is_empty() {
+        println!("{none}");
+    }
+    for letter in letters {
+        println!(
+            "{}  {}  {}  key {}  {} after {} attempts  {}",
+            letter.id,
+            letter.route,
+            letter.kind,
+            shown(&letter.key),
+            letter.cause,
+            letter.attempts,
+            letter.error
+        );
+    }
+}
+
+fn shown(key: &Option<String>) -> &str {
+    key.as_deref().unwrap_or("-")
+}
+
+fn store(args: &StoreArgs) -> Result<Store, Failure> {
+    match &args.store {
+        Some(url) => Store::of(url),
+        None => Store::of(&config::store_url(&args.config)?),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    config::parse_duration(text).ok_or_else(|| "it wants a duration such as 30s, 90m or 24h".to_owned())
+}
+
+/// The person at the keyboard, as far as the system knows.
+fn actor() -> String {
+    std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "unknown".to_owned())
+}

@@ -1,0 +1,70 @@
+//! Several relays on one route: they share it, take over from each other, and a stale one changes nothing.
+
+use postroom_postgres::{Connector, status};
+use postroom_testkit::chance::Chance;
+
+use crate::rig::{Rig, assert_clean};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn relays_that_come_go_and_die_share_a_route_without_loss_and_in_order() {
+    const MESSAGES: usize = 40_000;
+    let rig = Rig::shared().await;
+    let mut chance = Chance::new(31);
+    let (_, writers) = rig.write(MESSAGES, 31);
+    let mut relays = vec![rig.relay(), rig.relay(), rig.relay()];
+    let mut kills = 0;
+    for change in 1..=8 {
+        let enough = change * MESSAGES / 10;
+        rig.until("more has flowed", async || rig.audit.ready().await >= enough).await;
+        let mut relay = relays.swap_remove(chance.below(relays.len() as u64) as usize);
+        if change % 2 == 0 {
+            relay.kill();
+            kills += 1;
+        } else {
+            assert_eq!(relay.terminate().0, Some(0));
+        }
+        relays.push(rig.relay());
+    }
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    rig.drained().await;
+    let route = &status(&Connector::new(rig.database.url()).unwrap()).await.unwrap().routes[0];
+    assert_eq!((route.lanes_held, route.relays.len()), (16, 3), "{route:?}");
+    for relay in relays {
+        assert_eq!(relay.terminate().0, Some(0));
+    }
+    let history = rig.history(kills * rig.in_flight_max, false).await;
+    assert!(history.committed.len() >= MESSAGES && history.dead.is_empty() && history.pending.is_empty());
+    assert_clean(&history);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_that_is_paused_beyond_its_lease_changes_nothing_when_it_comes_back() {
+    const MESSAGES: usize = 20_000;
+    let rig = Rig::shared().await;
+    let (_, writers) = rig.write(MESSAGES, 32);
+    let paused = rig.relay();
+    rig.until("the first relay works", async || rig.audit.ready().await >= MESSAGES / 10).await;
+    paused.signal("STOP");
+    let other = rig.relay();
+    let connector = Connector::new(rig.database.url()).unwrap();
+    rig.until("the other relay has taken every lane over", async || {
+        let route = &status(&connector).await.unwrap().routes[0];
+        route.lanes_held == 16 && route.relays.len() == 1
+    })
+    .await;
+    let reached = rig.audit.ready().await;
+    rig.until("the other relay works", async || rig.audit.ready().await > reached).await;
+    paused.signal("CONT");
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    rig.drained().await;
+    assert_eq!(paused.terminate().0, Some(0));
+    assert_eq!(other.terminate().0, Some(0));
+    // What the paused one had with the broker is repeated by the other; nothing is lost or out of order.
+    let history = rig.history(2 * rig.in_flight_max, false).await;
+    assert!(history.committed.len() >= MESSAGES && history.dead.is_empty() && history.pending.is_empty());
+    assert_clean(&history);
+}

@@ -1,0 +1,127 @@
+//! What operators do about dead letters. Every deed and the audit row about it are one transaction.
+
+use postroom::{DeadFilter, DeadLetter, Deed, StoreError};
+use rusqlite::{Connection, Row, TransactionBehavior, params};
+
+use crate::connect::store_error;
+use crate::record::{COPIED, promote};
+use crate::row::headers_of;
+use crate::source::NOW;
+
+/// Dead letters by filter, oldest first, at most `limit`.
+pub fn dead_letters(connection: &Connection, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, StoreError> {
+    chosen(connection, filter, limit).map_err(|error| store_error("read the dead letters", error))
+}
+
+/// The payload of one dead letter.
+pub fn dead_payload(connection: &Connection, route: &str, seq: i64) -> Result<Option<Vec<u8>>, StoreError> {
+    use rusqlite::OptionalExtension;
+    let sql = "select cast(payload as blob) from postroom_dead_letters where route = ?1 and seq = ?2";
+    connection
+        .query_row(sql, params![route, seq], |row| row.get(0))
+        .optional()
+        .map_err(|error| store_error("read a dead letter", error))
+}
+
+/// Gives dead letters back to their relay, with their ids and all their attempts before them. Returns what was moved.
+pub fn retry_dead(
+    connection: &mut Connection,
+    filter: &DeadFilter,
+    limit: i64,
+    deed: &Deed,
+) -> Result<Vec<DeadLetter>, StoreError> {
+    act(connection, filter, limit, deed, "dead.retry")
+        .map_err(|error| store_error("act on dead letters; nothing was changed", error))
+}
+
+/// Deletes dead letters for good; the audit row keeps their ids. Returns what was deleted.
+pub fn discard_dead(
+    connection: &mut Connection,
+    filter: &DeadFilter,
+    limit: i64,
+    deed: &Deed,
+) -> Result<Vec<DeadLetter>, StoreError> {
+    act(connection, filter, limit, deed, "dead.discard")
+        .map_err(|error| store_error("act on dead letters; nothing was changed", error))
+}
+
+fn act(
+    connection: &mut Connection,
+    filter: &DeadFilter,
+    limit: i64,
+    deed: &Deed,
+    action: &str,
+) -> Result<Vec<DeadLetter>, rusqlite::Error> {
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let letters = chosen(&tx, filter, limit)?;
+    for DeadLetter { route, seq, key, .. } in &letters {
+        if action == "dead.retry" {
+            let sql = format!(
+                "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, last_error, {COPIED})
+                 select route, seq, 0, coalesce(key, aggregate_id),
+                        case when coalesce(key, aggregate_id) is null then 'retry' else 'queued' end, 0, {NOW}, error, {COPIED}
+                   from postroom_dead_letters where route = ?1 and seq = ?2
+                     on conflict (route, seq) do nothing"
+            );
+            tx.execute(&sql, params![route, seq])?;
+        }
+        tx.execute("delete from postroom_dead_letters where route = ?1 and seq = ?2", params![route, seq])?;
+        if let (Some(key), "dead.retry") = (key, action) {
+            promote(&tx, route, key)?;
+        }
+    }
+    let ids: Vec<&str> = letters.iter().map(|letter| letter.id.as_str()).collect();
+    let (ids, conditions) = (serde_json::to_string(&ids), serde_json::to_string(filter));
+    tx.execute(
+        "insert into postroom_audit (actor, action, reason, filter, message_ids) values (?1, ?2, ?3, ?4, ?5)",
+        params![deed.actor, action, deed.reason, conditions.unwrap_or_default(), ids.unwrap_or_default()],
+    )?;
+    tx.commit()?;
+    Ok(letters)
+}
+
+fn chosen(connection: &Connection, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, rusqlite::Error> {
+    let sql = format!(
+        "select d.route, d.seq, d.id, d.topic, d.type, coalesce(d.key, d.aggregate_id), d.tenant_id, d.aggregate_id,
+                d.attempts, d.cause, d.error, ({NOW} - d.died_ms) / 1000.0, length(cast(d.payload as blob)), d.headers
+           from postroom_dead_letters d
+          where (?1 is null or d.route = ?1) and (?2 is null or d.id = ?2) and (?3 is null or d.topic = ?3)
+            and (?4 is null or d.type = ?4) and (?5 is null or d.tenant_id = ?5) and (?6 is null or d.aggregate_id = ?6)
+            and (?7 is null or instr(d.error, ?7) > 0)
+            and (?8 is null or d.died_ms >= {NOW} - ?8) and (?9 is null or d.died_ms <= {NOW} - ?9)
+          order by d.route, d.seq limit ?10"
+    );
+    let millis = |age: std::time::Duration| i64::try_from(age.as_millis()).unwrap_or(i64::MAX / 4);
+    let parameters = params![
+        filter.route,
+        filter.id.map(|id| id.to_string()),
+        filter.topic,
+        filter.kind,
+        filter.tenant_id,
+        filter.aggregate_id,
+        filter.error,
+        filter.newer_than.map(millis),
+        filter.older_than.map(millis),
+        limit
+    ];
+    connection.prepare(&sql)?.query_map(parameters, letter)?.collect()
+}
+
+fn letter(row: &Row<'_>) -> Result<DeadLetter, rusqlite::Error> {
+    Ok(DeadLetter {
+        route: row.get(0)?,
+        seq: row.get(1)?,
+        id: row.get(2)?,
+        topic: row.get(3)?,
+        kind: row.get(4)?,
+        key: row.get(5)?,
+        tenant_id: row.get(6)?,
+        aggregate_id: row.get(7)?,
+        attempts: row.get(8)?,
+        cause: row.get(9)?,
+        error: row.get(10)?,
+        died_seconds_ago: row.get(11)?,
+        payload_bytes: row.get(12)?,
+        headers: headers_of(row.get(13)?),
+    })
+}

@@ -1,0 +1,89 @@
+//! Dead letters as an operator sees them, and what may be done about them.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::message::{Headers, MessageId};
+
+/// Which dead letters; every condition given has to hold.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct DeadFilter {
+    /// Of this route.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub route: Option<String>,
+    /// Of this message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<MessageId>,
+    /// Of this topic.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topic: Option<String>,
+    /// Of this type.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// Of this tenant.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant_id: Option<String>,
+    /// Of this aggregate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aggregate_id: Option<String>,
+    /// Whose error contains this text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// That died at most this long ago, by the database's clock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub newer_than: Option<Duration>,
+    /// That died at least this long ago, by the database's clock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub older_than: Option<Duration>,
+}
+
+impl DeadFilter {
+    /// Whether it has no condition at all.
+    pub fn is_everything(&self) -> bool {
+        serde_json::to_value(self).is_ok_and(|value| value.as_object().is_some_and(serde_json::Map::is_empty))
+    }
+}
+
+/// A message that no relay will send any more, without its payload.
+#[derive(Debug, Clone, Serialize)]
+pub struct DeadLetter {
+    /// Route that it died on.
+    pub route: String,
+    /// Its place in the outbox.
+    pub seq: i64,
+    /// Message id.
+    pub id: String,
+    /// Topic.
+    pub topic: String,
+    /// Type.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Key within which it was ordered.
+    pub key: Option<String>,
+    /// Tenant.
+    pub tenant_id: Option<String>,
+    /// Aggregate.
+    pub aggregate_id: Option<String>,
+    /// Attempts burned.
+    pub attempts: i64,
+    /// `exhausted`, `permanent` or `poison`.
+    pub cause: String,
+    /// The last error.
+    pub error: String,
+    /// How long ago it died, in seconds, by the database's clock.
+    pub died_seconds_ago: f64,
+    /// Size of the payload.
+    pub payload_bytes: i64,
+    /// Headers.
+    pub headers: Headers,
+}
+
+/// What an operator does, with the row that is written about it in the same transaction.
+#[derive(Debug, Clone)]
+pub struct Deed {
+    /// Who does it.
+    pub actor: String,
+    /// Why; not empty.
+    pub reason: String,
+}
