@@ -6,19 +6,11 @@ use crate::failure::Failure;
 use crate::held::Held;
 use crate::packages;
 use crate::steps::step;
-use crate::test::{build_programs, exit_code, start_services};
+use crate::test::{build_programs, exit_code, passed_on, start_services};
 use crate::workspace::Workspace;
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
-    let extra = match args.split_first() {
-        None => &[],
-        Some((first, rest)) if first == "--" => rest,
-        Some((first, _)) => {
-            return Err(Failure::usage(format!(
-                "`{first}` is not understood here; arguments for the example stand behind `--`: cargo xtask orders -- {first}"
-            )));
-        }
-    };
+    let extra = passed_on("orders", args)?;
     let workspace = Workspace::find()?;
     let held = Held::until_interrupted()?;
     packages::ensure(&held)?;

@@ -11,15 +11,7 @@ use crate::steps::step;
 use crate::workspace::Workspace;
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
-    let extra = match args.split_first() {
-        None => &[],
-        Some((first, rest)) if first == "--" => rest,
-        Some((first, _)) => {
-            return Err(Failure::usage(format!(
-                "`{first}` is not understood here; arguments for cargo test stand behind `--`: cargo xtask test -- {first}"
-            )));
-        }
-    };
+    let extra = passed_on("test", args)?;
     let workspace = Workspace::find()?;
     let held = Held::until_interrupted()?;
     packages::ensure(&held)?;
@@ -43,6 +35,17 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     held.let_go();
     scratch.close(tested.as_ref().is_ok_and(ExitStatus::success));
     Ok(exit_code(tested?))
+}
+
+/// Arguments for somebody else stand behind `--`.
+pub(crate) fn passed_on<'a>(command: &str, args: &'a [String]) -> Result<&'a [String], Failure> {
+    match args.split_first() {
+        None => Ok(&[]),
+        Some((first, rest)) if first == "--" => Ok(rest),
+        Some((first, _)) => Err(Failure::usage(format!(
+            "`{first}` is not understood here; what is to be passed on stands behind `--`: cargo xtask {command} -- {first}"
+        ))),
+    }
 }
 
 /// The programs that fault tests start and kill.

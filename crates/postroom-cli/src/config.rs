@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use postroom::{RetryPolicy, TopicFilter};
+use postroom::{AttemptLimit, RetryPolicy, TopicFilter};
 use postroom_brokers::SinkConfig;
 use postroom_postgres::StartAt;
 use serde::Deserialize;
@@ -15,7 +15,8 @@ const TOP_KEYS: &[&str] = &["store", "relay", "routes"];
 const STORE_KEYS: &[&str] = &["url"];
 const RELAY_KEYS: &[&str] = &["name", "in_flight_max", "poll_idle", "lease", "stop_deadline"];
 const ROUTE_KEYS: &[&str] = &["name", "topics", "start_at", "retry", "sink"];
-const RETRY_KEYS: &[&str] = &["base", "cap", "jitter", "attempts_max"];
+const RETRY_KEYS: &[&str] = &["base", "cap", "jitter", "attempts_max", "limits"];
+const LIMIT_KEYS: &[&str] = &["topics", "types", "attempts_max"];
 
 /// The whole configuration.
 #[derive(Debug)]
@@ -112,15 +113,7 @@ fn read_route(index: usize, value: &Value) -> Result<Route, String> {
     if name.is_empty() || name.len() > 255 {
         return Err(format!("{at}name wants 1 to 255 bytes"));
     }
-    let topics = match route.get("topics") {
-        None => TopicFilter::all(),
-        Some(Value::Array(patterns)) => {
-            let patterns: Option<Vec<&str>> = patterns.iter().map(Value::as_str).collect();
-            let patterns = patterns.ok_or_else(|| format!("{at}topics wants a list of texts"))?;
-            TopicFilter::new(patterns).map_err(|error| format!("{at}topics: failed to {error}"))?
-        }
-        Some(_) => return Err(format!("{at}topics wants a list, such as [\"orders\", \"billing.*\"]")),
-    };
+    let topics = patterns(route, "topics", &at)?.unwrap_or_else(TopicFilter::all);
     let start_at = match text(route, "start_at", &at)?.as_deref() {
         None | Some("oldest") => StartAt::Oldest,
         Some("now") => StartAt::Now,
@@ -152,7 +145,39 @@ fn read_retry(value: &Value, at: &str) -> Result<RetryPolicy, String> {
         cap: duration(retry, "cap", at)?.unwrap_or(default.cap),
         jitter: duration(retry, "jitter", at)?.unwrap_or(default.jitter),
         attempts_max: number(retry, "attempts_max", at, 1, 1_000_000)?.map_or(default.attempts_max, |max| max as u32),
+        limits: match retry.get("limits") {
+            None => Vec::new(),
+            Some(Value::Array(limits)) => {
+                let read = |(index, limit)| read_limit(limit, &format!("{at}limits[{index}]."));
+                limits.iter().enumerate().map(read).collect::<Result<_, _>>()?
+            }
+            Some(_) => return Err(format!("{at}limits wants to be written as [[routes.retry.limits]]")),
+        },
     })
+}
+
+fn read_limit(value: &Value, at: &str) -> Result<AttemptLimit, String> {
+    let limit = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
+    known(limit, LIMIT_KEYS, at)?;
+    let (topics, types) = (patterns(limit, "topics", at)?, patterns(limit, "types", at)?);
+    if topics.is_none() && types.is_none() {
+        return Err(format!("{at} names neither topics nor types; the general limit is retry.attempts_max"));
+    }
+    let attempts_max = number(limit, "attempts_max", at, 1, 1_000_000)?;
+    let attempts_max = attempts_max.ok_or_else(|| format!("{at}attempts_max is missing"))? as u32;
+    Ok(AttemptLimit { topics, types, attempts_max })
+}
+
+fn patterns(table: &Table, key: &str, at: &str) -> Result<Option<TopicFilter>, String> {
+    match table.get(key) {
+        None => Ok(None),
+        Some(Value::Array(patterns)) => {
+            let patterns: Option<Vec<&str>> = patterns.iter().map(Value::as_str).collect();
+            let patterns = patterns.ok_or_else(|| format!("{at}{key} wants a list of texts"))?;
+            TopicFilter::new(patterns).map(Some).map_err(|error| format!("{at}{key}: failed to {error}"))
+        }
+        Some(_) => Err(format!("{at}{key} wants a list, such as [\"orders\", \"billing.*\"]")),
+    }
 }
 
 fn read_sink(value: &Value, at: &str) -> Result<SinkConfig, String> {
@@ -296,6 +321,9 @@ mod tests {
         topics = ["orders", "billing.*"]
         [routes.retry]
         attempts_max = 20
+        [[routes.retry.limits]]
+        types = ["payment.*"]
+        attempts_max = 40
         [routes.sink]
         kind = "rabbitmq"
         url = "amqp://localhost"
@@ -311,6 +339,7 @@ mod tests {
         let config = parse(GOOD, &[]).unwrap();
         assert_eq!(config.relay.poll_idle, Duration::from_millis(50));
         assert_eq!(config.routes[0].retry.attempts_max, 20);
+        assert_eq!(config.routes[0].retry.attempts_max_of("billing", "payment.taken"), 40);
         assert_eq!(config.routes[0].retry.cap, Duration::from_secs(300));
     }
 

@@ -1,11 +1,10 @@
 //! What operators do about dead letters. Every deed and the audit row about it are one transaction.
 
-use postroom::{BoxError, DeadFilter, DeadLetter, Deed, StoreError};
+use postroom::{BoxError, DeadFilter, DeadLetter, Deed, StoreError, headers_from_json};
 use tokio_postgres::{Client, GenericClient, Row};
 
 use crate::connect::Connector;
 use crate::link::store_error;
-use crate::row::headers_of;
 
 /// Dead letters by filter, oldest first, at most `limit`.
 pub async fn dead_letters(
@@ -125,7 +124,7 @@ fn letter(row: &Row) -> Result<DeadLetter, StoreError> {
             error: row.try_get(10)?,
             died_seconds_ago: row.try_get(11)?,
             payload_bytes: row.try_get(12)?,
-            headers: headers_of(row.try_get(13)?),
+            headers: headers_from_json(row.try_get(13)?),
         })
     };
     read().map_err(|error| StoreError::Refused { what: "read a dead letter", source: BoxError::from(error) })

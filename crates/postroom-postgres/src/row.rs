@@ -5,13 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use postroom::{BoxError, Headers, Message, MessageId, StoreError};
+use postroom::{BoxError, Message, MessageId, StoreError, headers_from_json};
 use tokio_postgres::Row;
 
 use crate::position::{CatchUp, Position, xmax};
-
-/// Header under which header text stands that is not an object of texts, as a plain insert may write it.
-const UNDECODED_HEADERS: &str = "postroom-undecoded-headers";
 
 /// One read of all lanes.
 pub(crate) struct Read {
@@ -121,22 +118,6 @@ fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
     row.try_get(column).map_err(|error| unreadable(error.into()))
 }
 
-/// A value that is no text shows as its JSON; an object that cannot be decoded at all goes along as it is, undecoded: the
-/// message must not be lost for its headers.
-pub(crate) fn headers_of(json: Option<&str>) -> Headers {
-    let Some(json) = json else { return Headers::new() };
-    match serde_json::from_str(json) {
-        Ok(serde_json::Value::Object(fields)) => fields
-            .into_iter()
-            .map(|(name, value)| match value {
-                serde_json::Value::String(text) => (name, text),
-                other => (name, other.to_string()),
-            })
-            .collect(),
-        Ok(_) | Err(_) => Headers::from([(UNDECODED_HEADERS.to_owned(), json.to_owned())]),
-    }
-}
-
 fn message_of(row: &Row) -> Result<Message, StoreError> {
     Ok(Message {
         id: MessageId::from(get::<uuid::Uuid>(row, "id")?),
@@ -146,7 +127,7 @@ fn message_of(row: &Row) -> Result<Message, StoreError> {
         routing_key: get(row, "routing_key")?,
         payload: Bytes::copy_from_slice(get(row, "payload")?),
         content_type: get(row, "content_type")?,
-        headers: headers_of(get(row, "headers")?),
+        headers: headers_from_json(get(row, "headers")?),
         tenant_id: get(row, "tenant_id")?,
         aggregate_type: get(row, "aggregate_type")?,
         aggregate_id: get(row, "aggregate_id")?,

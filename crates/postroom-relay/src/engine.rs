@@ -447,7 +447,8 @@ impl Engine {
             if cfg!(seeded_bug = "one_verdict_for_the_batch") {
                 verdict = first.get_or_insert(verdict).clone();
             }
-            let disposition = decide(verdict, held.delivery.attempts, &self.options.retry, self.chance.next());
+            let Delivery { message, attempts, .. } = &held.delivery;
+            let disposition = decide(verdict, message, *attempts, &self.options.retry, self.chance.next());
             match disposition {
                 Disposition::Done => {
                     self.counters.stored += 1;

@@ -1,11 +1,10 @@
 //! What operators do about dead letters. Every deed and the audit row about it are one transaction.
 
-use postroom::{DeadFilter, DeadLetter, Deed, StoreError};
+use postroom::{DeadFilter, DeadLetter, Deed, StoreError, headers_from_json};
 use rusqlite::{Connection, Row, TransactionBehavior, params};
 
 use crate::connect::store_error;
 use crate::record::{COPIED, promote};
-use crate::row::headers_of;
 use crate::source::NOW;
 
 /// Dead letters by filter, oldest first, at most `limit`.
@@ -122,6 +121,6 @@ fn letter(row: &Row<'_>) -> Result<DeadLetter, rusqlite::Error> {
         error: row.get(10)?,
         died_seconds_ago: row.get(11)?,
         payload_bytes: row.get(12)?,
-        headers: headers_of(row.get(13)?),
+        headers: headers_from_json(row.get::<_, Option<String>>(13)?.as_deref()),
     })
 }

@@ -3,12 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use postroom::{Headers, Message, MessageId};
+use postroom::{Message, MessageId, headers_from_json};
 use rusqlite::Row;
 use rusqlite::types::Value;
-
-/// Header under which header text stands that is not an object of texts.
-const UNDECODED_HEADERS: &str = "postroom-undecoded-headers";
 
 /// A message of the outbox or a parked one.
 pub(crate) struct Found {
@@ -47,7 +44,7 @@ fn message_of(row: &Row<'_>) -> Result<Message, rusqlite::Error> {
         routing_key: row.get("routing_key")?,
         payload: bytes_of(row.get("payload")?),
         content_type: row.get("content_type")?,
-        headers: headers_of(row.get("headers")?),
+        headers: headers_from_json(row.get::<_, Option<String>>("headers")?.as_deref()),
         tenant_id: row.get("tenant_id")?,
         aggregate_type: row.get("aggregate_type")?,
         aggregate_id: row.get("aggregate_id")?,
@@ -64,19 +61,5 @@ fn bytes_of(value: Value) -> Bytes {
         Value::Text(text) => Bytes::from(text.into_bytes()),
         // The table's check lets no other type in.
         Value::Null | Value::Integer(_) | Value::Real(_) => Bytes::new(),
-    }
-}
-
-pub(crate) fn headers_of(json: Option<String>) -> Headers {
-    let Some(json) = json else { return Headers::new() };
-    match serde_json::from_str::<serde_json::Value>(&json) {
-        Ok(serde_json::Value::Object(fields)) => fields
-            .into_iter()
-            .map(|(name, value)| match value {
-                serde_json::Value::String(text) => (name, text),
-                other => (name, other.to_string()),
-            })
-            .collect(),
-        Ok(_) | Err(_) => Headers::from([(UNDECODED_HEADERS.to_owned(), json)]),
     }
 }

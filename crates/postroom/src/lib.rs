@@ -34,10 +34,10 @@ pub use limits::{
     CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, LimitExceeded, NAME_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
 };
-pub use message::{Headers, Message, MessageId};
+pub use message::{Headers, Message, MessageId, headers_from_json};
 pub use outbox::{EnqueueError, Outbox};
 pub use redact::redact_url;
-pub use retry::{Disposition, RetryPolicy, decide};
+pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide};
 pub use sink::{Batch, Sink, SinkLimits};
 pub use source::{Claimed, Settled, Source, Standing, Want};
 pub use status::{RouteStatus, StoreStatus};

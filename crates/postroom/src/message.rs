@@ -64,6 +64,25 @@ impl fmt::Debug for MessageId {
 /// Headers of a message: names and text values, sorted by name. NUL is carried; bytes that are not text want base64.
 pub type Headers = BTreeMap<String, String>;
 
+/// Header under which header text stands that is not an object, as a plain insert may have written it.
+const UNDECODED_HEADERS: &str = "postroom-undecoded-headers";
+
+/// Headers from the JSON that a store holds. A value that is no text shows as its JSON; what cannot be decoded at all goes
+/// along as it is under `postroom-undecoded-headers`: a message must not be lost for its headers.
+pub fn headers_from_json(json: Option<&str>) -> Headers {
+    let Some(json) = json else { return Headers::new() };
+    match serde_json::from_str(json) {
+        Ok(serde_json::Value::Object(fields)) => fields
+            .into_iter()
+            .map(|(name, value)| match value {
+                serde_json::Value::String(text) => (name, text),
+                other => (name, other.to_string()),
+            })
+            .collect(),
+        Ok(_) | Err(_) => Headers::from([(UNDECODED_HEADERS.to_owned(), json.to_owned())]),
+    }
+}
+
 /// One message, as the application writes it.
 ///
 /// The payload is opaque: the bytes that go in are the bytes that come out at the broker.

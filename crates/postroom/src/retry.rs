@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use crate::delivery::Cause;
+use crate::message::Message;
+use crate::topics::TopicFilter;
 use crate::verdict::{FailureKind, Verdict};
 
 /// When to try again and when to stop.
@@ -16,13 +18,32 @@ pub struct RetryPolicy {
     pub cap: Duration,
     /// Largest jitter; 2.5 s.
     pub jitter: Duration,
-    /// Attempts after which a message is dead; 8.
+    /// Attempts after which a message is dead, unless a limit of its own is given; 8.
+    pub attempts_max: u32,
+    /// Limits of certain topics or types; the first that fits counts.
+    pub limits: Vec<AttemptLimit>,
+}
+
+/// Attempts for certain messages: payments may deserve more than reminders.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttemptLimit {
+    /// Of these topics; none: of any.
+    pub topics: Option<TopicFilter>,
+    /// Of these types; none: of any.
+    pub types: Option<TopicFilter>,
+    /// Attempts after which such a message is dead.
     pub attempts_max: u32,
 }
 
 impl Default for RetryPolicy {
     fn default() -> Self {
-        Self { base: 3.0, cap: Duration::from_secs(300), jitter: Duration::from_millis(2500), attempts_max: 8 }
+        Self {
+            base: 3.0,
+            cap: Duration::from_secs(300),
+            jitter: Duration::from_millis(2500),
+            attempts_max: 8,
+            limits: Vec::new(),
+        }
     }
 }
 
@@ -31,6 +52,15 @@ impl RetryPolicy {
     pub fn wait(&self, attempts: u32, chance: f64) -> Duration {
         let exponential = self.base.powi(attempts.min(64) as i32).min(self.cap.as_secs_f64());
         Duration::from_secs_f64(exponential.max(0.0)) + self.jitter.mul_f64(chance.clamp(0.0, 1.0))
+    }
+}
+
+impl RetryPolicy {
+    /// Attempts after which a message of this topic and type is dead.
+    pub fn attempts_max_of(&self, topic: &str, kind: &str) -> u32 {
+        let fits = |filter: &Option<TopicFilter>, name: &str| filter.as_ref().is_none_or(|filter| filter.takes(name));
+        let limit = self.limits.iter().find(|limit| fits(&limit.topics, topic) && fits(&limit.types, kind));
+        limit.map_or(self.attempts_max, |limit| limit.attempts_max)
     }
 }
 
@@ -61,9 +91,9 @@ pub enum Disposition {
     Again,
 }
 
-/// Decides by the verdict, the attempts burned before it, and `chance` in 0..1. Only a verdict on the message itself
-/// burns an attempt; an outage never comes here.
-pub fn decide(verdict: Verdict, attempts: u32, policy: &RetryPolicy, chance: f64) -> Disposition {
+/// Decides about `message` by the verdict, the attempts burned before it, and `chance` in 0..1. Only a verdict on the
+/// message itself burns an attempt; an outage never comes here.
+pub fn decide(verdict: Verdict, message: &Message, attempts: u32, policy: &RetryPolicy, chance: f64) -> Disposition {
     let failure = match verdict {
         Verdict::Stored | Verdict::Skipped => return Disposition::Done,
         Verdict::Unknown(_) => return Disposition::Again,
@@ -73,7 +103,7 @@ pub fn decide(verdict: Verdict, attempts: u32, policy: &RetryPolicy, chance: f64
     let burned = attempts.saturating_add(1);
     match failure.kind {
         FailureKind::Busy => Disposition::Retry { after: policy.wait(burned, chance), attempts, error },
-        FailureKind::Transient if burned < policy.attempts_max => {
+        FailureKind::Transient if burned < policy.attempts_max_of(&message.topic, &message.kind) => {
             Disposition::Retry { after: policy.wait(burned, chance), attempts: burned, error }
         }
         FailureKind::Transient => Disposition::Dead { attempts: burned, cause: Cause::Exhausted, error },
@@ -85,6 +115,10 @@ pub fn decide(verdict: Verdict, attempts: u32, policy: &RetryPolicy, chance: f64
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn message() -> Message {
+        Message::new("billing", "payment.taken", "")
+    }
 
     fn failed(kind: FailureKind) -> Verdict {
         Verdict::failed(kind, "refused")
@@ -104,12 +138,12 @@ mod tests {
         let policy = RetryPolicy::default();
         let mut attempts = 0;
         for _ in 0..7 {
-            match decide(failed(FailureKind::Transient), attempts, &policy, 0.5) {
+            match decide(failed(FailureKind::Transient), &message(), attempts, &policy, 0.5) {
                 Disposition::Retry { attempts: burned, .. } => attempts = burned,
                 other => panic!("{other:?}"),
             }
         }
-        let last = decide(failed(FailureKind::Transient), attempts, &policy, 0.5);
+        let last = decide(failed(FailureKind::Transient), &message(), attempts, &policy, 0.5);
         assert!(matches!(last, Disposition::Dead { attempts: 8, cause: Cause::Exhausted, .. }));
     }
 
@@ -117,9 +151,24 @@ mod tests {
     fn pushing_back_and_not_knowing_burn_no_attempt() {
         let policy = RetryPolicy::default();
         for attempts in [0, 7, 100] {
-            let busy = decide(failed(FailureKind::Busy), attempts, &policy, 0.0);
+            let busy = decide(failed(FailureKind::Busy), &message(), attempts, &policy, 0.0);
             assert!(matches!(busy, Disposition::Retry { attempts: after, .. } if after == attempts));
-            assert_eq!(decide(Verdict::Unknown("cut".into()), attempts, &policy, 0.0), Disposition::Again);
+            assert_eq!(decide(Verdict::Unknown("cut".into()), &message(), attempts, &policy, 0.0), Disposition::Again);
         }
+    }
+
+    #[test]
+    fn a_limit_of_a_topic_or_type_stands_over_the_general_one() {
+        let only = |pattern| Some(TopicFilter::new([pattern]).unwrap());
+        let limits = vec![
+            AttemptLimit { topics: None, types: only("payment.*"), attempts_max: 20 },
+            AttemptLimit { topics: only("billing"), types: None, attempts_max: 2 },
+        ];
+        let policy = RetryPolicy { limits, ..RetryPolicy::default() };
+        assert_eq!(policy.attempts_max_of("billing", "payment.taken"), 20);
+        assert_eq!(policy.attempts_max_of("billing", "invoice.sent"), 2);
+        assert_eq!(policy.attempts_max_of("orders", "order.placed"), 8);
+        let tenth = decide(failed(FailureKind::Transient), &message(), 9, &policy, 0.0);
+        assert!(matches!(tenth, Disposition::Retry { attempts: 10, .. }));
     }
 }
