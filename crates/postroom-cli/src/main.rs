@@ -9,6 +9,7 @@ mod run;
 mod status;
 mod store;
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -72,10 +73,14 @@ fn main() -> ExitCode {
         }
     };
     // The AMQP client logs returned messages with their payload, which never goes into logs; its errors are reported by us.
-    let filter = EnvFilter::try_from_env("POSTROOM_LOG")
-        .unwrap_or_else(|_| EnvFilter::new("warn,postroom=info,postroom_relay=info,postroom_cli=info"));
+    // The demo tells its story on the screen; the outage that it makes itself needs no warning beside it.
+    let usual =
+        if matches!(cli.command, Command::Demo(_)) { "error" } else { "warn,postroom=info,postroom_relay=info" };
+    let filter = EnvFilter::try_from_env("POSTROOM_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
     let filter = "lapin=off".parse().into_iter().fold(filter, EnvFilter::add_directive);
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let colours = std::io::stderr().is_terminal();
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    logs.with_target(false).with_ansi(colours).init();
 
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
