@@ -323,19 +323,24 @@ impl Source for LogSource {
             })
             .await?;
         let (share, granted) = Granted::all(&rows)?;
-        let leaving = {
+        {
             let mut state = self.state();
             if state.generation == generation {
                 state.renewed(&held, granted, deadline);
             }
-            state.keep_to(share)
-        };
+        }
+        // Rows of other routes are passed without any settling; what was reached by them is written here.
+        if let Err(error) = self.write_positions().await {
+            tracing::debug!(%error, "positions will be written later");
+        }
+        let leaving = self.state().keep_to(share);
         if !leaving.is_empty() {
             self.give_back(generation, &leaving).await?;
             self.state().gave_back(&leaving);
         }
         let mut state = self.state();
-        Ok(Standing { held: state.held(), lost_lanes: state.take_lost() })
+        let (held, settled_ahead) = (state.held(), state.settled_ahead());
+        Ok(Standing { held, lost_lanes: state.take_lost(), settled_ahead })
     }
 
     async fn claim(&self, want: Want) -> Result<Claimed, StoreError> {

@@ -339,6 +339,7 @@ impl Engine {
             self.claim_at = now;
         }
         self.lanes_held = standing.held;
+        self.settled_ahead = standing.settled_ahead;
         self.lose(&standing.lost_lanes);
     }
 

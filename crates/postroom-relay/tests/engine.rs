@@ -39,7 +39,7 @@ fn delivery(token: u64, key: &str) -> Delivery {
 fn started() -> Engine {
     let mut engine = Engine::new(options());
     engine.next(NOW);
-    engine.on(NOW, Input::Renewed(Some(Standing { held: 16, lost_lanes: vec![] })));
+    engine.on(NOW, Input::Renewed(Some(Standing { held: 16, lost_lanes: vec![], settled_ahead: 0 })));
     engine.on(NOW, Input::Probed(true));
     assert!(engine.next(NOW).iter().any(|action| matches!(action, Action::Claim(_))));
     engine
@@ -159,7 +159,9 @@ fn an_unreachable_sink_burns_no_attempt_and_keeps_the_order() {
         for action in engine.next(now) {
             match action {
                 Action::Probe => engine.on(now, Input::Probed(true)),
-                Action::Renew => engine.on(now, Input::Renewed(Some(Standing { held: 16, lost_lanes: vec![] }))),
+                Action::Renew => {
+                    engine.on(now, Input::Renewed(Some(Standing { held: 16, lost_lanes: vec![], settled_ahead: 0 })))
+                }
                 _ => {}
             }
         }
@@ -251,4 +253,25 @@ fn a_lost_lane_takes_its_waiting_messages_with_it() {
     assert_eq!(settled(&actions).len(), 1, "the first ends as fenced, by the store's word");
     engine.on(NOW, Input::Settled(Some(Settled { fenced: 1, ..Settled::default() })));
     assert_eq!((engine.counters().fenced, engine.in_flight()), (1, 0));
+}
+
+#[test]
+fn what_a_lost_lane_had_settled_does_not_hold_up_the_others() {
+    let mut engine = started();
+    engine.on(NOW, claimed((0..100).map(|n| delivery(n, "a")).collect()));
+    let actions = engine.next(NOW);
+    let (id, batch) = published(&actions)[0];
+    engine.on(NOW, Input::Published(id, Some(all(batch, &Verdict::Stored))));
+    engine.next(NOW);
+    engine.on(NOW, Input::Settled(Some(Settled { settled_ahead: 90, ..Settled::default() })));
+    // The lane is lost with all that waited; nothing is left to settle, and so nothing would tell that the 90 are gone.
+    let now = NOW + Duration::from_secs(10);
+    for action in engine.next(now) {
+        if let Action::Publish(id, _) = action {
+            engine.on(now, Input::Published(id, None));
+        }
+    }
+    let standing = Standing { held: 15, lost_lanes: vec![0], settled_ahead: 0 };
+    engine.on(now, Input::Renewed(Some(standing)));
+    assert!(engine.next(now).iter().any(|action| matches!(action, Action::Claim(_))));
 }

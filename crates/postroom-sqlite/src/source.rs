@@ -132,7 +132,11 @@ impl Source for SqliteSource {
                 }
                 None => inner.lose(),
             }
-            Ok(Standing { held: usize::from(inner.epoch.is_some()), lost_lanes: std::mem::take(&mut inner.lost) })
+            // Rows of other routes are passed without any settling; what was reached by them is written here.
+            let settled = inner.settle(&[])?;
+            inner.lost.extend(settled.lost_lanes);
+            let (held, settled_ahead) = (usize::from(inner.epoch.is_some()), inner.watermark.settled_ahead());
+            Ok(Standing { held, lost_lanes: std::mem::take(&mut inner.lost), settled_ahead })
         })
         .await
     }

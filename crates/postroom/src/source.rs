@@ -48,6 +48,8 @@ pub struct Standing {
     pub held: usize,
     /// Lanes lost since the last call.
     pub lost_lanes: Vec<u16>,
+    /// As in [`Settled`]; what a lost lane had is not counted any more.
+    pub settled_ahead: usize,
 }
 
 /// Claims messages of one route and records what became of them.

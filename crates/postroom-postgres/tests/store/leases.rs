@@ -166,3 +166,22 @@ async fn a_parked_head_in_hand_when_its_lane_was_lost_is_claimed_again_after_the
     assert_eq!(relay.renew().await.unwrap().held, 16);
     assert_eq!(drain(&relay).await, ids);
 }
+
+#[tokio::test]
+async fn a_route_that_passes_other_topics_writes_how_far_it_came_and_gives_its_lanes_back() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let mut other_topic = options("first");
+    other_topic.topics = postroom::TopicFilter::new(["billing"]).unwrap();
+    let first = crate::setup::source_with(&database, other_topic).await;
+    enqueue(&client, None, 50).await;
+    assert!(claim_all(&first).await.is_empty());
+    first.renew().await.unwrap();
+    let passed: i64 = client.query_one("select max(position_seq) from postroom.lanes", &[]).await.unwrap().get(0);
+    assert_eq!(passed, 50);
+    enqueue(&client, None, 50).await;
+    assert!(claim_all(&first).await.is_empty());
+    let second = source(&database, "second").await;
+    first.renew().await.unwrap();
+    assert_eq!(second.renew().await.unwrap().held, 8);
+}
