@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use postroom::{AttemptLimit, RetryPolicy, TopicFilter};
+use postroom::{AttemptLimit, OnDead, Order, RetryPolicy, TopicFilter};
 use postroom_brokers::SinkConfig;
 use postroom_postgres::StartAt;
 use serde::Deserialize;
@@ -13,8 +13,10 @@ use crate::exit::{self, Failure};
 
 const TOP_KEYS: &[&str] = &["store", "relay", "routes"];
 const STORE_KEYS: &[&str] = &["url"];
-const RELAY_KEYS: &[&str] = &["name", "in_flight_max", "poll_idle", "lease", "stop_deadline"];
-const ROUTE_KEYS: &[&str] = &["name", "topics", "start_at", "retry", "sink"];
+const RELAY_KEYS: &[&str] =
+    &["name", "in_flight_max", "in_flight_bytes_max", "poll_idle", "lease", "stop_deadline", "listen"];
+const ROUTE_KEYS: &[&str] =
+    &["name", "topics", "start_at", "order", "on_dead", "rate", "breaker_after", "retry", "sink"];
 const RETRY_KEYS: &[&str] = &["base", "cap", "jitter", "attempts_max", "limits"];
 const LIMIT_KEYS: &[&str] = &["topics", "types", "attempts_max"];
 
@@ -32,9 +34,12 @@ pub struct Relay {
     /// Unique among all relays; made from the host and the process when absent.
     pub name: Option<String>,
     pub in_flight_max: usize,
+    pub in_flight_bytes_max: usize,
     pub poll_idle: Duration,
     pub lease: Duration,
     pub stop_deadline: Duration,
+    /// Be woken by the notifications of writers, besides polling.
+    pub listen: bool,
 }
 
 /// `[[routes]]`.
@@ -43,6 +48,11 @@ pub struct Route {
     pub name: String,
     pub topics: TopicFilter,
     pub start_at: StartAt,
+    pub order: Order,
+    pub on_dead: OnDead,
+    /// Most messages a second.
+    pub rate: Option<u32>,
+    pub breaker_after: u32,
     pub retry: RetryPolicy,
     pub sink: SinkConfig,
 }
@@ -79,9 +89,11 @@ fn read(mut table: Table, variables: impl Iterator<Item = (String, String)>) -> 
     let relay = Relay {
         name: text(relay, "name", "relay.")?,
         in_flight_max: number(relay, "in_flight_max", "relay.", 1, 1_000_000)?.unwrap_or(2000) as usize,
+        in_flight_bytes_max: number(relay, "in_flight_bytes_max", "relay.", 1, i64::MAX)?.unwrap_or(64 << 20) as usize,
         poll_idle: duration(relay, "poll_idle", "relay.")?.unwrap_or(Duration::from_millis(200)),
         lease: duration(relay, "lease", "relay.")?.unwrap_or(Duration::from_secs(15)),
         stop_deadline: duration(relay, "stop_deadline", "relay.")?.unwrap_or(Duration::from_secs(20)),
+        listen: truth(relay, "listen", "relay.")?.unwrap_or(false),
     };
     if relay.lease < Duration::from_secs(1) {
         return Err("relay.lease is shorter than 1s: a slow round trip would lose it".to_owned());
@@ -119,13 +131,29 @@ fn read_route(index: usize, value: &Value) -> Result<Route, String> {
         Some("now") => StartAt::Now,
         Some(other) => return Err(format!("{at}start_at is {other:?}; it wants \"oldest\" or \"now\"")),
     };
+    let order = match text(route, "order", &at)?.as_deref() {
+        None | Some("key") => Order::Key,
+        Some("pipelined") => Order::Pipelined,
+        Some("none") => Order::None,
+        Some(other) => return Err(format!("{at}order is {other:?}; it wants \"key\", \"pipelined\" or \"none\"")),
+    };
+    let on_dead = match text(route, "on_dead", &at)?.as_deref() {
+        None | Some("skip") => OnDead::Skip,
+        Some("block") if order == Order::None => {
+            return Err(format!("{at}on_dead = \"block\" wants an order: without one no key is blocked"));
+        }
+        Some("block") => OnDead::Block,
+        Some(other) => return Err(format!("{at}on_dead is {other:?}; it wants \"skip\" or \"block\"")),
+    };
+    let rate = number(route, "rate", &at, 1, 10_000_000)?.map(|rate| rate as u32);
+    let breaker_after = number(route, "breaker_after", &at, 0, 1_000_000)?.unwrap_or(100) as u32;
     let retry = match route.get("retry") {
         None => RetryPolicy::default(),
         Some(retry) => read_retry(retry, &format!("{at}retry."))?,
     };
     let sink = route.get("sink").ok_or_else(|| format!("{at}sink is missing; it says where the messages go"))?;
     let sink = read_sink(sink, &format!("{at}sink."))?;
-    Ok(Route { name, topics, start_at, retry, sink })
+    Ok(Route { name, topics, start_at, order, on_dead, rate, breaker_after, retry, sink })
 }
 
 fn read_retry(value: &Value, at: &str) -> Result<RetryPolicy, String> {
@@ -281,6 +309,14 @@ fn number(table: &Table, key: &str, at: &str, min: i64, max: i64) -> Result<Opti
     }
 }
 
+fn truth(table: &Table, key: &str, at: &str) -> Result<Option<bool>, String> {
+    match table.get(key) {
+        None => Ok(None),
+        Some(Value::Boolean(truth)) => Ok(Some(*truth)),
+        Some(_) => Err(format!("{at}{key} wants true or false, without quotes")),
+    }
+}
+
 fn duration(table: &Table, key: &str, at: &str) -> Result<Option<Duration>, String> {
     match table.get(key) {
         None => Ok(None),
@@ -354,6 +390,8 @@ mod tests {
             ),
             (GOOD.replace("\"rabbitmq\"", "\"rabitmq\""), "did you mean \"rabbitmq\"?"),
             (GOOD.replace("50ms", "50 parsecs"), "it wants a duration such as"),
+            (GOOD.replace("topics = ", "order = \"strict\"\ntopics = "), "order is \"strict\"; it wants \"key\""),
+            (GOOD.replace("topics = ", "order = \"none\"\non_dead = \"block\"\ntopics = "), "wants an order"),
             (GOOD.replace("billing.*", "b*g"), "topics: failed to read topic pattern"),
         ];
         for (text, expected) in cases {

@@ -145,6 +145,7 @@ async fn act(args: DeedArgs, json: bool, verb: &str) -> Result<(), Failure> {
         return Err(Failure::new(exit::USAGE, "--reason is empty; the audit row keeps it"));
     }
     let deed = Deed { actor: actor(), reason };
+    let again = self::store(&args.store)?;
     let letters = match (store, verb) {
         (Store::Postgres(connector), "retry") => {
             postroom_postgres::retry_dead(&connector, &filter, limit, &deed).await?
@@ -161,6 +162,12 @@ async fn act(args: DeedArgs, json: bool, verb: &str) -> Result<(), Failure> {
     if !json && !letters.is_empty() {
         let done = if verb == "retry" { "given back to their relay" } else { "discarded" };
         println!("{} {done}", letters.len());
+    }
+    let left = if verb == "discard" { self::letters(&again, &filter, limit).await?.len() } else { 0 };
+    if left > 0 {
+        eprintln!(
+            "postroom: {left} more fit; those that died this moment can be discarded when their relay has passed them"
+        );
     }
     Ok(())
 }
@@ -191,6 +198,9 @@ async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
             "  {} after {} attempts, {:.0} s ago: {}",
             letter.cause, letter.attempts, letter.died_seconds_ago, letter.error
         );
+        for failed in &letter.history {
+            println!("  {}  attempt {}: {}", failed.at, failed.attempt, failed.error);
+        }
         for (name, value) in &letter.headers {
             println!("  {name}: {value}");
         }
@@ -244,7 +254,7 @@ fn shown(key: &Option<String>) -> &str {
     key.as_deref().unwrap_or("-")
 }
 
-fn store(args: &StoreArgs) -> Result<Store, Failure> {
+pub fn store(args: &StoreArgs) -> Result<Store, Failure> {
     match &args.store {
         Some(url) => Store::of(url),
         None => Store::of(&config::store_url(&args.config)?),
@@ -256,6 +266,6 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// The person at the keyboard, as far as the system knows.
-fn actor() -> String {
+pub fn actor() -> String {
     std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "unknown".to_owned())
 }

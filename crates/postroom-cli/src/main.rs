@@ -4,10 +4,12 @@ mod config;
 mod dead;
 mod demo;
 mod exit;
+mod keys;
 mod migrate;
 mod run;
 mod status;
 mod store;
+mod why;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -42,6 +44,10 @@ enum Command {
     Status(StoreArgs),
     /// Look at dead letters, give them back to their relay, or discard them
     Dead(Box<dead::DeadArgs>),
+    /// Look at keys that wait, park them, let them go on, or skip a dead message
+    Keys(keys::KeysArgs),
+    /// Tell where one message is, what it waits for, and what happens next
+    Why(why::WhyArgs),
 }
 
 /// Where the configuration is.
@@ -96,6 +102,8 @@ fn main() -> ExitCode {
             Command::Run(args) => run::run(&args.config, cli.json).await,
             Command::Status(args) => status::status(&args, cli.json).await,
             Command::Dead(args) => dead::dead(*args, cli.json).await,
+            Command::Keys(args) => keys::keys(args, cli.json).await,
+            Command::Why(args) => why::why(args, cli.json).await,
         }
     });
     match result {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use postroom::MessageId;
+use postroom::{MessageId, Wake};
 use postroom_relay::{Relay, Summary};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -22,6 +22,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     };
     let (stop, _) = watch::channel(false);
     let mut relays = Vec::new();
+    let mut wakes = Vec::new();
     for route in &config.routes {
         let options = RouteOptions {
             name: route.name.clone(),
@@ -29,11 +30,20 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
             owner: owner.clone(),
             lease: config.relay.lease,
             start_at: route.start_at,
+            order: route.order,
         };
         let source = store.source(options).await?;
         let sink = route.sink.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;
+        let wake = Wake::new();
+        wakes.push(wake.clone());
         let relay = Relay::new(route.name.clone(), source, sink)
+            .wake_by(wake)
             .in_flight_max(config.relay.in_flight_max)
+            .in_flight_bytes_max(config.relay.in_flight_bytes_max)
+            .order(route.order)
+            .on_dead(route.on_dead)
+            .rate(route.rate)
+            .breaker_after(route.breaker_after)
             .poll_idle(config.relay.poll_idle)
             .stop_deadline(config.relay.stop_deadline)
             .retry(route.retry.clone())
@@ -48,6 +58,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
             })),
         ));
     }
+    let _listener = store.listen(config.relay.listen, wakes)?;
     announce(&config, &owner);
     wait_for_signals(stop)?;
 

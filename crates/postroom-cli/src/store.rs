@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{Source, TopicFilter, redact_url};
-use postroom_postgres::{Connector, LogSource, LogSourceOptions, StartAt};
+use postroom::{Order, Source, TopicFilter, Wake, redact_url};
+use postroom_postgres::{Connector, Listener, LogSource, LogSourceOptions, StartAt};
 use postroom_sqlite::{SqliteSource, SqliteSourceOptions};
 
 use crate::exit::{self, Failure};
@@ -23,6 +23,7 @@ pub struct RouteOptions {
     pub owner: String,
     pub lease: Duration,
     pub start_at: StartAt,
+    pub order: Order,
 }
 
 impl Store {
@@ -51,12 +52,23 @@ impl Store {
         }
     }
 
+    /// Wakes these relays when writers of other processes notify, as long as what it returns is kept.
+    pub fn listen(&self, listen: bool, wakes: Vec<Wake>) -> Result<Option<Listener>, Failure> {
+        match self {
+            Self::Postgres(connector) if listen => Ok(Some(Listener::new(connector.as_ref().clone(), wakes))),
+            Self::Sqlite(_) if listen => {
+                Err(Failure::new(exit::CONFIG, "relay.listen is not there on SQLite; leave it out, polling is cheap"))
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// The relay's source for one route.
     pub async fn source(&self, route: RouteOptions) -> Result<Arc<dyn Source>, Failure> {
-        let RouteOptions { name, topics, owner, lease, start_at } = route;
+        let RouteOptions { name, topics, owner, lease, start_at, order } = route;
         match self {
             Self::Postgres(connector) => {
-                let options = LogSourceOptions { route: name, topics, owner, lease, start_at };
+                let options = LogSourceOptions { route: name, topics, owner, lease, start_at, order };
                 Ok(Arc::new(LogSource::open(connector.as_ref().clone(), options).await?))
             }
             Self::Sqlite(path) => {
@@ -64,7 +76,7 @@ impl Store {
                     let text = format!("route {name:?}: start_at = \"now\" is not there on SQLite; leave it out");
                     return Err(Failure::new(exit::CONFIG, text));
                 }
-                let options = SqliteSourceOptions { path: path.clone(), route: name, topics, owner, lease };
+                let options = SqliteSourceOptions { path: path.clone(), route: name, topics, owner, lease, order };
                 Ok(Arc::new(SqliteSource::open(options)?))
             }
         }

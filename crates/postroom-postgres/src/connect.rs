@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{BoxError, StoreError, redact_url};
+use postroom::{BoxError, StoreError, Wake, redact_url};
+use tokio::task::JoinHandle;
 use tokio_postgres::config::SslMode;
-use tokio_postgres::{Client, Config};
+use tokio_postgres::{AsyncMessage, Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::link::store_error;
@@ -72,6 +73,20 @@ impl Connector {
     /// The URL without its password.
     pub fn shown(&self) -> &str {
         &self.shown
+    }
+
+    /// Opens a connection whose notifications wake `wake`. The task ends when the connection does.
+    pub(crate) async fn connect_listening(&self, wake: Wake) -> Result<(Client, JoinHandle<()>), StoreError> {
+        let (client, mut connection) =
+            self.config.connect(self.tls.clone()).await.map_err(|error| store_error("connect", error))?;
+        let broken = tokio::spawn(async move {
+            while let Some(Ok(message)) = std::future::poll_fn(|context| connection.poll_message(context)).await {
+                if matches!(message, AsyncMessage::Notification(_)) {
+                    wake.notify();
+                }
+            }
+        });
+        Ok((client, broken))
     }
 
     /// Opens a connection; a task drives it until the client is dropped.

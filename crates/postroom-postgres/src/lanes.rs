@@ -1,13 +1,16 @@
 //! What a relay knows of its lanes: positions, what is out, what was lost. No I/O.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use postroom::{Delivery, Origin, ReadId, Settlement, Token, Watermark};
+use postroom::{Delivery, Origin, ReadId, Token, Watermark};
 
 use crate::log_source::ReadCounters;
 use crate::position::{Floors, Found, Position};
 use crate::row::{FoundRow, Granted, ParkedRow, Read};
+
+/// Positions that rows of other routes were passed by are written this often.
+const WRITE_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(crate) struct Lanes {
@@ -22,14 +25,14 @@ pub(crate) struct Lanes {
     lanes: BTreeMap<u16, Lane>,
     next_token: u64,
     out: HashMap<Token, Out>,
-    /// Out when their lane was lost, and not settled since.
-    fenced: HashSet<Token>,
     lost: Vec<u16>,
     /// The lane that is asked first next time.
     turn: usize,
     /// There is one claim at a time.
     claims_begun: u64,
     claim_under_way: bool,
+    /// When positions were last on their way to the database.
+    wrote_at: Option<Instant>,
 }
 
 struct Lane {
@@ -38,6 +41,8 @@ struct Lane {
     watermark: Watermark<Position>,
     /// Reached, but not written yet.
     unwritten: Option<Position>,
+    /// A position is on its way to the database; whether it came there is not known yet.
+    writing: bool,
     /// The last read took as much as it was allowed.
     full: bool,
     /// Another relay's share, since the claim of this number: nothing more is claimed here, and it is given back when
@@ -45,6 +50,8 @@ struct Lane {
     leaving: Option<u64>,
     /// We stop claiming here without a renewal; only ever earlier than the database's own expiry.
     deadline: Instant,
+    /// Relays in a row that died holding it.
+    deaths: u32,
 }
 
 impl Lane {
@@ -95,10 +102,12 @@ impl Lanes {
     }
 
     /// Divides `want` among the lanes: one each first, in turns; then half of the rest evenly, and the other half among
-    /// those that had more last time.
-    pub fn ask(&mut self, want: usize) -> Vec<Asked> {
+    /// those that had more last time. No lane may have more than `lane_max` deliveries out or settled ahead.
+    pub fn ask(&mut self, want: usize, lane_max: usize) -> Vec<Asked> {
         let now = Instant::now();
-        let mut lanes: Vec<(&u16, &Lane)> = self.lanes.iter().filter(|(_, lane)| lane.claimable(now)).collect();
+        let has_room = |lane: &Lane| lane.watermark.open() < lane_max;
+        let mut lanes: Vec<(&u16, &Lane)> =
+            self.lanes.iter().filter(|(_, lane)| lane.claimable(now) && has_room(lane)).collect();
         if lanes.is_empty() {
             return Vec::new();
         }
@@ -113,7 +122,7 @@ impl Lanes {
             lane: *number,
             epoch: lane.epoch,
             position: lane.position.clone(),
-            limit: 1 + even + if lane.full { extra } else { 0 },
+            limit: (1 + even + if lane.full { extra } else { 0 }).min(lane_max - lane.watermark.open()),
         });
         asked.collect()
     }
@@ -137,10 +146,19 @@ impl Lanes {
             if cfg!(seeded_bug = "cursor_by_id") {
                 late.clear();
             }
-            let late_more = late.len() > ask.limit;
+            // Seqs of late rows lie below those of fresh ones: where a late row is cut, every fresh one is.
+            let (late_cut, fresh_cut) = (late.iter().any(|row| row.cut), fresh.iter().any(|row| row.cut));
+            late.retain(|row| !row.cut);
+            fresh.retain(|row| !row.cut);
+            if late_cut && late.is_empty() {
+                // Nothing of it fitted in: it stays as it is.
+                (lane.full, more) = (true, true);
+                continue;
+            }
+            let late_more = late_cut || late.len() > ask.limit;
             late.truncate(ask.limit);
-            let full = late_more || fresh.len() + late.len() >= ask.limit;
-            fresh.truncate(if late_more { 0 } else { ask.limit - late.len() });
+            let full = late_more || fresh_cut || fresh.len() + late.len() >= ask.limit;
+            fresh.truncate(if late_more { 0 } else { ask.limit.saturating_sub(late.len()) });
             self.reads.late += late.len() as u64;
             self.reads.fresh += fresh.len() as u64;
             self.reads.catch_ups += u64::from(late_more);
@@ -173,6 +191,7 @@ impl Lanes {
                     attempts: 0,
                     scheduled: row.scheduled,
                     behind: row.behind,
+                    deaths: 0,
                     message,
                 });
             }
@@ -186,8 +205,8 @@ impl Lanes {
         for ParkedRow { lane, seq, key, attempts, message } in rows {
             let Some(epoch) = self.lanes.get(&lane).map(|lane| lane.epoch) else { continue };
             let token = self.hand_out(Out { lane, epoch, seq, key, read: None });
-            let (origin, scheduled, behind) = (Origin::Parked, false, false);
-            deliveries.push(Delivery { token, lane, origin, attempts, scheduled, behind, message });
+            let (origin, scheduled, behind, deaths) = (Origin::Parked, false, false, 0);
+            deliveries.push(Delivery { token, lane, origin, attempts, scheduled, behind, deaths, message });
         }
         deliveries
     }
@@ -195,16 +214,16 @@ impl Lanes {
     /// Takes in what a renewal of `held` brought.
     pub fn renewed(&mut self, held: &[(u16, i64)], granted: Vec<Granted>, deadline: Instant) {
         let kept: HashSet<u16> = granted.iter().map(|granted| granted.lane).collect();
-        for Granted { lane: number, epoch, kept, position } in granted {
+        for Granted { lane: number, epoch, kept, position, deaths } in granted {
             match self.lanes.get_mut(&number) {
-                Some(lane) if kept && lane.epoch == epoch => lane.deadline = deadline,
+                Some(lane) if kept && lane.epoch == epoch => (lane.deadline, lane.deaths) = (deadline, deaths),
                 _ => {
                     if let Some(before) = self.lanes.get(&number).map(|lane| lane.epoch) {
                         self.lose(number, before);
                     }
                     let watermark = Watermark::default();
-                    let (unwritten, full, leaving) = (None, true, None);
-                    let lane = Lane { epoch, position, watermark, unwritten, full, leaving, deadline };
+                    let (unwritten, writing, full, leaving) = (None, false, true, None);
+                    let lane = Lane { epoch, position, watermark, unwritten, writing, full, leaving, deadline, deaths };
                     self.lanes.insert(number, lane);
                 }
             }
@@ -237,7 +256,8 @@ impl Lanes {
         let leaving = self.lanes.iter().filter(|(number, lane)| {
             // A claim that began before the lane was to leave may still bring something of it.
             let claimed = lane.leaving.is_some_and(|since| !self.claim_under_way || self.claims_begun > since);
-            claimed && lane.unwritten.is_none() && !busy.contains(number)
+            let written = lane.unwritten.is_none() && (!lane.writing || cfg!(seeded_bug = "gives_back_while_writing"));
+            claimed && written && !busy.contains(number)
         });
         leaving.map(|(number, lane)| (*number, lane.epoch)).collect()
     }
@@ -256,40 +276,21 @@ impl Lanes {
         if self.lanes.get(&number).is_some_and(|lane| lane.epoch == epoch) {
             self.lanes.remove(&number);
             self.lost.push(number);
-            let fenced = &mut self.fenced;
-            self.out.retain(|token, out| {
-                let gone = out.lane == number && out.epoch == epoch;
-                if gone {
-                    fenced.insert(*token);
-                }
-                !gone
-            });
+            self.out.retain(|_, out| !(out.lane == number && out.epoch == epoch));
         }
     }
 
-    /// One delivery is settled and recorded.
-    pub fn settle(&mut self, token: Token) {
-        let Some(out) = self.out.remove(&token) else { return };
-        let Some(lane) = self.lanes.get_mut(&out.lane).filter(|lane| lane.epoch == out.epoch) else { return };
+    /// One delivery is settled and recorded; false when its lane was lost, and nothing was.
+    pub fn settle(&mut self, token: Token) -> bool {
+        let Some(out) = self.out.remove(&token) else { return false };
+        let Some(lane) = self.lanes.get_mut(&out.lane).filter(|lane| lane.epoch == out.epoch) else { return false };
         if let Some(read) = out.read {
             lane.watermark.settled(read);
         }
         if let Some(position) = lane.watermark.advance() {
             lane.unwritten = Some(position);
         }
-    }
-
-    /// How many of these deliveries had lost their lane; each is counted once. What the relay dropped of a lost lane is
-    /// never settled, and is forgotten with the next settling.
-    pub fn take_fenced(&mut self, settlements: &[Settlement]) -> usize {
-        let count = settlements.iter().filter(|settlement| self.fenced.remove(&settlement.token)).count();
-        if self.lanes.is_empty() || settlements.is_empty() {
-            return count;
-        }
-        if let Some(oldest) = settlements.iter().map(|settlement| settlement.token).min() {
-            self.fenced.retain(|token| *token >= oldest);
-        }
-        count
+        true
     }
 
     /// Deliveries that are settled while their lane's position waits for an older one: a crash repeats these too.
@@ -319,18 +320,40 @@ impl Lanes {
         self.out.values().filter(|out| out.read.is_none()).map(|out| out.seq).collect()
     }
 
-    pub fn take_unwritten(&mut self) -> Vec<(u16, i64, Position)> {
-        let lanes = self.lanes.iter_mut();
-        lanes.filter_map(|(number, lane)| lane.unwritten.take().map(|at| (*number, lane.epoch, at))).collect()
+    /// Whether a position was reached that no settling has written for a while.
+    pub fn has_stale_positions(&self) -> bool {
+        let due = self.wrote_at.is_none_or(|at| at.elapsed() > WRITE_EVERY);
+        self.lanes.values().any(|lane| lane.unwritten.is_some() && (due || lane.leaving.is_some()))
     }
 
-    /// Positions that could not be written; a newer one has precedence.
-    pub fn put_back_unwritten(&mut self, moves: Vec<(u16, i64, Position)>) {
+    /// Begins to write: takes the positions that are to be written.
+    pub fn begin_write(&mut self) -> Vec<(u16, i64, Position)> {
+        self.wrote_at = Some(Instant::now());
+        let lanes = self.lanes.iter_mut();
+        let taken = lanes.filter_map(|(number, lane)| {
+            lane.unwritten.take().map(|at| {
+                lane.writing = true;
+                (*number, lane.epoch, at)
+            })
+        });
+        taken.collect()
+    }
+
+    /// A write has ended. What could not be written is put back; a newer position has precedence.
+    pub fn end_write(&mut self, moves: Vec<(u16, i64, Position)>, written: bool) {
         for (number, epoch, position) in moves {
             if let Some(lane) = self.lanes.get_mut(&number).filter(|lane| lane.epoch == epoch) {
-                lane.unwritten.get_or_insert(position);
+                lane.writing = false;
+                if !written {
+                    lane.unwritten.get_or_insert(position);
+                }
             }
         }
+    }
+
+    /// Relays in a row that died holding one of these lanes.
+    pub fn deaths(&self) -> u32 {
+        self.lanes.values().map(|lane| lane.deaths).max().unwrap_or_default()
     }
 
     pub fn take_lost(&mut self) -> Vec<u16> {
@@ -341,7 +364,6 @@ impl Lanes {
     pub fn forget(&mut self) {
         self.lanes.clear();
         self.out.clear();
-        self.fenced.clear();
     }
 
     fn hand_out(&mut self, out: Out) -> Token {

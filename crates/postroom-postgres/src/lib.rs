@@ -18,6 +18,8 @@ mod guard;
 #[cfg(feature = "tokio-postgres")]
 mod inbox;
 #[cfg(feature = "tokio-postgres")]
+mod keys;
+#[cfg(feature = "tokio-postgres")]
 mod lanes;
 #[cfg(feature = "tokio-postgres")]
 mod link;
@@ -25,6 +27,8 @@ mod link;
 mod log_source;
 #[cfg(feature = "tokio-postgres")]
 mod migrate;
+#[cfg(feature = "tokio-postgres")]
+mod notify;
 #[cfg(feature = "tokio-postgres")]
 mod outbox;
 #[cfg(feature = "tokio-postgres")]
@@ -37,17 +41,25 @@ mod record;
 mod row;
 #[cfg(feature = "tokio-postgres")]
 mod status;
+#[cfg(feature = "tokio-postgres")]
+mod why;
 
 #[cfg(feature = "tokio-postgres")]
 pub use connect::{Connector, InvalidUrl};
 #[cfg(feature = "tokio-postgres")]
 pub use dead::{dead_letters, dead_payload, discard_dead, retry_dead};
 #[cfg(feature = "tokio-postgres")]
+pub use keys::{act_on_key, waiting_keys};
+#[cfg(feature = "tokio-postgres")]
 pub use log_source::{LogSource, LogSourceOptions, ReadCounters, StartAt};
 #[cfg(feature = "tokio-postgres")]
 pub use migrate::{LANES_DEFAULT, MigrateError, Migrated, migrate, print_sql, schema_version};
 #[cfg(feature = "tokio-postgres")]
+pub use notify::{Listener, Notifier};
+#[cfg(feature = "tokio-postgres")]
 pub use status::status;
+#[cfg(feature = "tokio-postgres")]
+pub use why::whereabouts;
 
 /// The outbox and the inbox in PostgreSQL. It has no connection of its own: it works in the caller's transaction.
 ///

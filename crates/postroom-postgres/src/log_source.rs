@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use postroom::{Claimed, Delivery, Settled, Settlement, Source, Standing, StoreError, TopicFilter, Want};
+use postroom::{
+    Claimed, Delivery, Order, Report, Settled, Settlement, Source, Standing, StoreError, TopicFilter, Want,
+};
 use tokio_postgres::types::ToSql;
 
 use crate::connect::Connector;
@@ -43,6 +45,8 @@ pub struct LogSourceOptions {
     pub lease: Duration,
     /// Where to begin when the route has never run.
     pub start_at: StartAt,
+    /// Order within a key; the relay has to be told the same.
+    pub order: Order,
 }
 
 /// How messages were found since the source was opened.
@@ -71,6 +75,8 @@ pub struct LogSource {
     leases: Link,
     server: Arc<Server>,
     state: Mutex<Lanes>,
+    /// One write of positions at a time: an older one must not come after a newer.
+    position_turn: tokio::sync::Mutex<()>,
 }
 
 impl LogSource {
@@ -90,6 +96,7 @@ impl LogSource {
             connector,
             server,
             state: Mutex::new(Lanes::default()),
+            position_turn: tokio::sync::Mutex::new(()),
             options,
         };
         source.register().await?;
@@ -167,10 +174,11 @@ impl LogSource {
     async fn claim_all(&self, want: Want) -> Result<Claimed, StoreError> {
         let mut claimed = Claimed::default();
         if want.parked {
-            claimed.deliveries = self.claim_parked(want.messages).await?;
+            claimed.deliveries = self.claim_parked(want).await?;
             claimed.more = claimed.deliveries.len() >= want.messages;
         }
-        match self.claim_fresh(want.messages).await {
+        let enough = want.alone && !claimed.deliveries.is_empty();
+        match if enough { Ok((Vec::new(), true)) } else { self.claim_fresh(want).await } {
             Ok((fresh, more)) => {
                 claimed.deliveries.extend(fresh);
                 claimed.more |= more;
@@ -179,14 +187,51 @@ impl LogSource {
             Err(error) if claimed.deliveries.is_empty() => return Err(error),
             Err(error) => tracing::warn!(%error, "fresh messages could not be claimed"),
         }
+        if want.alone
+            && let Some(delivery) = claimed.deliveries.first_mut()
+        {
+            delivery.deaths = self.mark_alone(delivery).await;
+        }
+        if self.state().has_stale_positions()
+            && let Err(error) = self.write_positions().await
+        {
+            // Rows of other routes are passed without any settling; what was reached by them is written here.
+            tracing::debug!(%error, "positions will be written later");
+        }
         claimed.lost_lanes = self.state().take_lost();
         Ok(claimed)
     }
 
-    async fn claim_fresh(&self, want: usize) -> Result<(Vec<Delivery>, bool), StoreError> {
+    /// Notes the one delivery that will be in flight; how many relays died over it before.
+    async fn mark_alone(&self, delivery: &Delivery) -> u32 {
+        let (out, generation) = {
+            let state = self.state();
+            (state.out_of(delivery.token).map(|out| (out.lane as i16, out.epoch, out.seq)), state.generation)
+        };
+        let Some((lane, epoch, seq)) = out else { return 0 };
+        let marked = self
+            .durable
+            .call(generation, "note the message that travels alone", async |session| {
+                let sql = include_str!("sql/mark_alone.sql");
+                session.client.query_opt(sql, &[&self.options.route, &lane, &epoch, &self.options.owner, &seq]).await
+            })
+            .await;
+        match marked {
+            Ok(row) => row.map_or(0, |row| row.get::<_, i32>(0).max(0) as u32),
+            Err(error) => {
+                // It goes out all the same; only its culprit would be found later.
+                tracing::warn!(%error, "a message that travels alone could not be noted");
+                0
+            }
+        }
+    }
+
+    async fn claim_fresh(&self, want: Want) -> Result<(Vec<Delivery>, bool), StoreError> {
         let (asked, checkpoint, generation) = {
             let mut state = self.state();
-            (state.ask(want), std::mem::take(&mut state.floor_is_stale), state.generation)
+            let messages = if want.alone { usize::MAX / 2 } else { want.messages };
+            let lane_max = if want.alone { 1 } else { want.lane_messages_max };
+            (state.ask(messages, lane_max), std::mem::take(&mut state.floor_is_stale), state.generation)
         };
         if asked.is_empty() {
             return Ok((Vec::new(), false));
@@ -201,6 +246,7 @@ impl LogSource {
         let catch_up_seqs: Vec<Option<i64>> =
             catch_ups.iter().map(|catch_up| catch_up.as_ref().map(|c| c.seq)).collect();
         let limits: Vec<i64> = asked.iter().map(|ask| ask.limit as i64).collect();
+        let bytes = i64::try_from(want.bytes).unwrap_or(i64::MAX);
 
         let result = self
             .claims
@@ -210,7 +256,7 @@ impl LogSource {
                 // Sent together, done in this order: the checkpoint has committed when the read takes its snapshot.
                 let mark =
                     async { if checkpoint { session.client.query_one(&mark, &[]).await.map(Some) } else { Ok(None) } };
-                let parameters: [&(dyn ToSql + Sync); 9] = [
+                let parameters: [&(dyn ToSql + Sync); 10] = [
                     &lanes,
                     &seqs,
                     &floors,
@@ -220,6 +266,7 @@ impl LogSource {
                     &limits,
                     &self.options.route,
                     &self.likes,
+                    &bytes,
                 ];
                 let rows = session.client.query(&read, &parameters);
                 tokio::try_join!(biased; mark, rows)
@@ -232,7 +279,11 @@ impl LogSource {
                 return Err(error);
             }
         };
-        let read = Read::of(&rows)?;
+        let mut asked = asked;
+        let mut read = Read::of(&rows)?;
+        if want.alone {
+            read.keep_first(&mut asked);
+        }
         let mark = mark.as_ref().map(row::checkpoint).transpose()?;
         let mut state = self.state();
         if state.generation != generation {
@@ -244,7 +295,7 @@ impl LogSource {
         Ok(state.take_in(asked, read))
     }
 
-    async fn claim_parked(&self, want: usize) -> Result<Vec<Delivery>, StoreError> {
+    async fn claim_parked(&self, want: Want) -> Result<Vec<Delivery>, StoreError> {
         let (lanes, in_hand, generation) = {
             let state = self.state();
             (state.claimable(), state.parked_in_hand(), state.generation)
@@ -252,13 +303,15 @@ impl LogSource {
         if lanes.is_empty() {
             return Ok(Vec::new());
         }
-        let heads = want as i64;
+        let heads = want.messages as i64;
+        let bytes = i64::try_from(want.bytes).unwrap_or(i64::MAX);
         let rows = self
             .claims
             .call(generation, "claim parked messages", async |session| {
                 let statement = session.prepared(include_str!("sql/claim_parked.sql")).await?;
                 let followers = FOLLOWERS_MAX.min(heads);
-                session.client.query(&statement, &[&self.options.route, &lanes, &in_hand, &heads, &followers]).await
+                let route = &self.options.route;
+                session.client.query(&statement, &[route, &lanes, &in_hand, &heads, &followers, &bytes]).await
             })
             .await?;
         let found: Vec<ParkedRow> = rows.iter().map(ParkedRow::of).collect::<Result<_, _>>()?;
@@ -271,9 +324,10 @@ impl LogSource {
 
     /// Writes the positions reached so far. A lane that is not ours any more is dropped.
     async fn write_positions(&self) -> Result<(), StoreError> {
+        let _turn = self.position_turn.lock().await;
         let (moves, generation) = {
             let mut state = self.state();
-            (state.take_unwritten(), state.generation)
+            (state.begin_write(), state.generation)
         };
         if moves.is_empty() {
             return Ok(());
@@ -287,10 +341,11 @@ impl LogSource {
                         state.lose(*number, *epoch);
                     }
                 }
+                state.end_write(moves, true);
                 Ok(())
             }
             Err(error) => {
-                self.state().put_back_unwritten(moves);
+                self.state().end_write(moves, false);
                 Err(error)
             }
         }
@@ -299,7 +354,7 @@ impl LogSource {
 
 #[async_trait]
 impl Source for LogSource {
-    async fn renew(&self) -> Result<Standing, StoreError> {
+    async fn renew(&self, report: &Report) -> Result<Standing, StoreError> {
         let (held, generation, rebased) = {
             let state = self.state();
             (state.epochs(), state.generation, state.rebased)
@@ -316,10 +371,9 @@ impl Source for LogSource {
             .leases
             .call(generation, "renew the lease", async |session| {
                 let statement = session.prepared(include_str!("sql/renew.sql")).await?;
-                session
-                    .client
-                    .query(&statement, &[&self.options.route, &self.options.owner, &lanes, &epochs, &lease_ms])
-                    .await
+                let (route, owner) = (&self.options.route, &self.options.owner);
+                let Report { sink_down, survived } = report;
+                session.client.query(&statement, &[route, owner, &lanes, &epochs, &lease_ms, sink_down, survived]).await
             })
             .await?;
         let (share, granted) = Granted::all(&rows)?;
@@ -329,18 +383,14 @@ impl Source for LogSource {
                 state.renewed(&held, granted, deadline);
             }
         }
-        // Rows of other routes are passed without any settling; what was reached by them is written here.
-        if let Err(error) = self.write_positions().await {
-            tracing::debug!(%error, "positions will be written later");
-        }
         let leaving = self.state().keep_to(share);
         if !leaving.is_empty() {
             self.give_back(generation, &leaving).await?;
             self.state().gave_back(&leaving);
         }
         let mut state = self.state();
-        let (held, settled_ahead) = (state.held(), state.settled_ahead());
-        Ok(Standing { held, lost_lanes: state.take_lost(), settled_ahead })
+        let (held, settled_ahead, deaths) = (state.held(), state.settled_ahead(), state.deaths());
+        Ok(Standing { held, lost_lanes: state.take_lost(), settled_ahead, deaths })
     }
 
     async fn claim(&self, want: Want) -> Result<Claimed, StoreError> {
@@ -353,20 +403,19 @@ impl Source for LogSource {
     async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError> {
         let mut settled = Settled::default();
         let (record, generation) = {
-            let mut state = self.state();
+            let state = self.state();
             let mut record = Record::default();
             for settlement in settlements {
                 if let Some(out) = state.out_of(settlement.token) {
-                    let key = out.key.as_deref();
+                    let key = out.key.as_deref().filter(|_| self.options.order != Order::None);
                     record.add(out.lane, out.epoch, out.seq, key, out.read.is_none(), &settlement.outcome);
                 }
             }
-            settled.fenced += state.take_fenced(settlements);
             (record, state.generation)
         };
         if !record.is_empty() {
             let key = (generation, self.options.route.as_str(), self.options.owner.as_str());
-            let held = record.write(&self.durable, key).await?;
+            let held = record.write(&self.durable, key, self.options.order != Order::None).await?;
             let mut state = self.state();
             for (number, epoch) in record.lanes() {
                 if !held.contains(&number) {
@@ -377,10 +426,9 @@ impl Source for LogSource {
         }
         {
             let mut state = self.state();
-            // What the recording found lost, and what a new server made lost while it was under way.
-            settled.fenced += state.take_fenced(settlements);
             for settlement in settlements {
-                state.settle(settlement.token);
+                // Not in our books: its lane was lost, before this or just now.
+                settled.fenced += usize::from(!state.settle(settlement.token));
             }
         }
         if let Err(error) = self.write_positions().await {

@@ -49,6 +49,8 @@ pub(crate) struct Record {
     bury_parked: Vec<Bury>,
     /// Parked and done: seq, lane.
     done_parked: Vec<(i64, u16)>,
+    /// Keys that wait for an operator.
+    block: Vec<Block>,
     /// Keys whose head may have changed.
     keys: HashSet<String>,
 }
@@ -68,6 +70,13 @@ struct Bury {
     attempts: i32,
     cause: &'static str,
     error: String,
+}
+
+struct Block {
+    seq: i64,
+    lane: u16,
+    key: String,
+    reason: String,
 }
 
 impl Record {
@@ -91,7 +100,10 @@ impl Record {
             Outcome::Queue | Outcome::Schedule if parked => return,
             Outcome::Queue => self.park.push(park("queued", 0, Duration::ZERO, None)),
             Outcome::Schedule => self.park.push(park("scheduled", 0, Duration::ZERO, None)),
-            Outcome::Dead { attempts, cause, error } => {
+            Outcome::Dead { attempts, cause, error, blocks_key } => {
+                if let Some(key) = key.filter(|_| *blocks_key) {
+                    self.block.push(Block { seq, lane, key: key.to_owned(), reason: format!("dead: {error}") });
+                }
                 let attempts = i32::try_from(*attempts).unwrap_or(i32::MAX);
                 let row = Bury { seq, lane, attempts, cause: cause.as_str(), error: error.clone() };
                 if parked { self.bury_parked.push(row) } else { self.bury.push(row) }
@@ -119,6 +131,7 @@ impl Record {
         &self,
         link: &Link,
         (generation, route, owner): (u64, &str, &str),
+        ordered: bool,
     ) -> Result<HashSet<u16>, StoreError> {
         link.call(generation, "record parked messages and dead letters", async |session| {
             let tx = session.client.transaction().await?;
@@ -135,7 +148,7 @@ impl Record {
                 let waits: Vec<i64> = rows.iter().map(|row| row.wait_ms).collect();
                 let errors: Vec<Option<&str>> = rows.iter().map(|row| row.error.as_deref()).collect();
                 let sql = include_str!("sql/park.sql");
-                tx.execute(sql, &[&route, &seqs, &lanes, &states, &attempts, &waits, &errors]).await?;
+                tx.execute(sql, &[&route, &seqs, &lanes, &states, &attempts, &waits, &errors, &ordered]).await?;
             }
             let rows: Vec<_> = self.park_again.iter().filter(|row| held.contains(&row.lane)).collect();
             if !rows.is_empty() {
@@ -163,13 +176,21 @@ impl Record {
                     tx.execute(sql, &[&route, &seqs, &lanes, &attempts, &causes, &errors]).await?;
                 }
             }
+            let rows: Vec<_> = self.block.iter().filter(|row| held.contains(&row.lane)).collect();
+            if !rows.is_empty() {
+                let seqs: Vec<i64> = rows.iter().map(|row| row.seq).collect();
+                let lanes: Vec<i16> = rows.iter().map(|row| row.lane as i16).collect();
+                let keys: Vec<&str> = rows.iter().map(|row| row.key.as_str()).collect();
+                let reasons: Vec<&str> = rows.iter().map(|row| row.reason.as_str()).collect();
+                tx.execute(include_str!("sql/block.sql"), &[&route, &seqs, &lanes, &keys, &reasons]).await?;
+            }
             let done: Vec<i64> = self.done_parked.iter().filter(|row| held.contains(&row.1)).map(|row| row.0).collect();
             if !done.is_empty() {
                 let sql = "delete from postroom.parked where route = $1 and seq = any ($2::bigint[])";
                 tx.execute(sql, &[&route, &done]).await?;
             }
             let keys: Vec<&str> = self.keys.iter().map(String::as_str).collect();
-            if !keys.is_empty() {
+            if !keys.is_empty() && ordered {
                 tx.execute(include_str!("sql/promote.sql"), &[&route, &keys]).await?;
             }
             tx.commit().await?;

@@ -1,6 +1,7 @@
 //! Rows as they come from the database, decoded before anything is changed: a row that cannot be read must not leave a
 //! read half taken in.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use bytes::Bytes;
 use postroom::{BoxError, Message, MessageId, StoreError, headers_from_json};
 use tokio_postgres::Row;
 
+use crate::lanes::Asked;
 use crate::position::{CatchUp, Position, xmax};
 
 /// One read of all lanes.
@@ -24,6 +26,8 @@ pub(crate) struct FoundRow {
     pub late: bool,
     pub scheduled: bool,
     pub behind: bool,
+    /// Beyond the bytes that were asked for: it comes without payload, to say that there is more.
+    pub cut: bool,
     /// None: another route's, or dealt with already.
     pub message: Option<Message>,
 }
@@ -43,6 +47,8 @@ pub(crate) struct Granted {
     pub epoch: i64,
     pub kept: bool,
     pub position: Position,
+    /// Relays in a row that died holding it.
+    pub deaths: u32,
 }
 
 impl Read {
@@ -55,16 +61,28 @@ impl Read {
     }
 }
 
+impl Read {
+    /// Keeps of all rows only the first that is to be handed out, and of the lanes asked only its own and those that had
+    /// nothing to hand out: the others are as if they had not been asked.
+    pub fn keep_first(&mut self, asked: &mut Vec<Asked>) {
+        let Some(lane) = self.rows.iter().find(|row| row.message.is_some()).map(|row| row.lane) else { return };
+        let others: HashSet<u16> = self.rows.iter().map(|row| row.lane).filter(|other| *other != lane).collect();
+        asked.retain(|ask| !others.contains(&ask.lane));
+        self.rows.retain(|row| row.lane == lane);
+    }
+}
+
 impl FoundRow {
     fn of(row: &Row) -> Result<Self, StoreError> {
-        let wanted: bool = get(row, "wanted")?;
+        let (wanted, cut): (bool, bool) = (get(row, "wanted")?, get(row, "cut")?);
         Ok(Self {
             lane: get::<i16>(row, "lane")? as u16,
             seq: get(row, "seq")?,
             late: get(row, "late")?,
             scheduled: get(row, "scheduled")?,
             behind: get(row, "behind")?,
-            message: if wanted { Some(message_of(row)?) } else { None },
+            cut,
+            message: if wanted && !cut { Some(message_of(row)?) } else { None },
         })
     }
 }
@@ -95,8 +113,9 @@ impl Granted {
             _ => None,
         };
         let snapshot = get::<String>(row, 3)?.into();
+        let deaths = get::<i32>(row, 8)?.max(0) as u32;
         let position = Position { snapshot, seq: get(row, 4)?, floor: get(row, 5)?, catch_up };
-        Ok(Self { lane: get::<i16>(row, 0)? as u16, epoch: get(row, 1)?, kept: get(row, 2)?, position })
+        Ok(Self { lane: get::<i16>(row, 0)? as u16, epoch: get(row, 1)?, kept: get(row, 2)?, position, deaths })
     }
 }
 

@@ -1,34 +1,51 @@
 //! Pure: every decision of the relay. Inputs are a closed enum, time and chance are handed in, and nothing is done here:
 //! [`Engine::next`] says what is to be done.
 //!
-//! Invariants: at most one delivery of a key is with the sink; a delivery is settled as done only after a verdict of
-//! `Stored` or `Skipped` on its message; what is claimed from the outbox and not passed by the stored position never exceeds
-//! `in_flight_max`; an unreachable sink or store burns no attempt.
+//! Invariants: of a key, at most one delivery is with the sink (with pipelined order: one run, in one batch); a delivery is
+//! settled as done only after a verdict of `Stored` or `Skipped` on its message; what is claimed from the outbox and not
+//! passed by the stored position never exceeds `in_flight_max`; an unreachable sink or store burns no attempt.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use postroom::{
-    Batch, Claimed, Delivery, Disposition, Origin, Outcome, RetryPolicy, Settled, Settlement, SinkLimits, Standing,
-    Token, Verdicts, Want, decide,
+    Batch, Cause, Claimed, Delivery, Disposition, FailureKind, OnDead, Order, Origin, Outcome, Report, RetryPolicy,
+    Settled, Settlement, SinkLimits, Standing, Token, Verdict, Verdicts, Want, decide,
 };
 
 use crate::backoff::Backoff;
+use crate::breaker::Breaker;
 use crate::chance::Chance;
 use crate::keys::Keys;
 use crate::parking::Parking;
+use crate::rate::Rate;
+use crate::suspects::Suspects;
 
 /// How often parked messages are looked at while nothing says that one became free.
 const PARKED_POLL: Duration = Duration::from_millis(100);
 /// First wait of an idle poll; it doubles up to the configured one.
 const POLL_FIRST: Duration = Duration::from_millis(5);
+/// What a delivery weighs without payload and headers, roughly.
+const DELIVERY_BYTES: usize = 512;
+/// How many relays have to die in a row with this message alone in flight until it is poison.
+const DEATHS_MAX: u32 = 3;
 
 /// What the engine is told once.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
     /// Most deliveries claimed and not passed by the stored position: what a crash can repeat.
     pub in_flight_max: usize,
+    /// About how many bytes of payloads and headers may be in memory; one message more than this at most.
+    pub in_flight_bytes_max: usize,
+    /// Order within a key.
+    pub order: Order,
+    /// What becomes of a key whose message is dead.
+    pub on_dead: OnDead,
+    /// Most messages a second; none: as many as the sink takes.
+    pub rate: Option<u32>,
+    /// Refusals in a row after which the sink is left alone for a while; 0: never.
+    pub breaker_after: u32,
     /// Longest wait between two polls when there is nothing to do.
     pub poll_idle: Duration,
     /// What becomes of failed messages.
@@ -52,12 +69,12 @@ pub enum Input {
     Renewed(Option<Standing>),
     /// A claim came back.
     Claimed(Option<Claimed>),
-    /// A batch came back; `None`: the sink was unavailable.
-    Published(BatchId, Option<Verdicts>),
+    /// A batch came back; an error: the sink was unavailable.
+    Published(BatchId, Result<Verdicts, String>),
     /// A settling came back.
     Settled(Option<Settled>),
     /// A probe of the sink came back.
-    Probed(bool),
+    Probed(Result<(), String>),
     /// Somebody says that there is something to do.
     Woken,
     /// Claim nothing more, finish what is in flight.
@@ -68,7 +85,7 @@ pub enum Input {
 #[derive(Debug)]
 pub enum Action {
     /// Call [`postroom::Source::renew`].
-    Renew,
+    Renew(Report),
     /// Call [`postroom::Source::claim`].
     Claim(Want),
     /// Call [`postroom::Sink::publish`].
@@ -100,7 +117,7 @@ pub struct Counters {
     pub dead: u64,
     /// Settlements that changed nothing because the lane was lost.
     pub fenced: u64,
-    /// Times the sink was found unavailable.
+    /// Times the sink was found unavailable, or refused everything.
     pub sink_outages: u64,
 }
 
@@ -108,11 +125,9 @@ struct Held {
     delivery: Delivery,
     key: Option<Arc<str>>,
     with_sink: bool,
-}
-
-enum SinkState {
-    Up,
-    Down { probe_at: Duration, probing: bool },
+    bytes: usize,
+    /// Travels alone: it ended its connection, or relays died over it.
+    alone: bool,
 }
 
 /// The state of one route's relay.
@@ -120,9 +135,13 @@ pub struct Engine {
     options: EngineOptions,
     chance: Chance,
     held: HashMap<Token, Held>,
+    held_bytes: usize,
     keys: Keys,
     parking: Parking,
     batches: HashMap<BatchId, Vec<Token>>,
+    /// The batch under way is one message that travels alone.
+    alone: bool,
+    suspects: Suspects,
     next_batch: u64,
     pending: Vec<Settlement>,
     /// The settlements under way; they are tried again when the store could not take them.
@@ -131,6 +150,8 @@ pub struct Engine {
     settle_at: Duration,
     settle_backoff: Backoff,
     claiming: Option<u64>,
+    /// The claim under way looks at parked messages too.
+    claiming_parked: bool,
     claim_number: u64,
     claim_at: Duration,
     claim_wait: Duration,
@@ -143,10 +164,12 @@ pub struct Engine {
     renewing: bool,
     renew_at: Duration,
     renew_backoff: Backoff,
-    sink: SinkState,
-    sink_backoff: Backoff,
-    /// Most messages in a batch for now: one after trouble, doubled with every success.
-    ramp: usize,
+    breaker: Breaker,
+    rate: Rate,
+    /// Relays that died before this one, and how many messages are through since that is known.
+    deaths: u32,
+    through_since_deaths: usize,
+    survived: bool,
     stopping: bool,
     finished: bool,
     counters: Counters,
@@ -159,9 +182,12 @@ impl Engine {
         Self {
             chance: Chance::new(options.seed),
             held: HashMap::new(),
+            held_bytes: 0,
             keys: Keys::default(),
             parking: Parking::default(),
             batches: HashMap::new(),
+            alone: false,
+            suspects: Suspects::default(),
             next_batch: 0,
             pending: Vec::new(),
             settling: None,
@@ -169,6 +195,7 @@ impl Engine {
             settle_at: Duration::ZERO,
             settle_backoff: store_backoff(),
             claiming: None,
+            claiming_parked: false,
             claim_number: 0,
             claim_at: Duration::ZERO,
             claim_wait: POLL_FIRST,
@@ -180,9 +207,11 @@ impl Engine {
             renewing: false,
             renew_at: Duration::ZERO,
             renew_backoff: store_backoff(),
-            sink: SinkState::Down { probe_at: Duration::ZERO, probing: false },
-            sink_backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(5)),
-            ramp: options.sink.batch_messages_max,
+            breaker: Breaker::new(options.sink.batch_messages_max, options.breaker_after),
+            rate: Rate::new(options.rate),
+            deaths: 0,
+            through_since_deaths: 0,
+            survived: false,
             stopping: false,
             finished: false,
             counters: Counters::default(),
@@ -193,6 +222,21 @@ impl Engine {
     /// What was seen so far.
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// Where it stands, for a report about a relay that seems to be stuck.
+    pub fn describe(&self) -> String {
+        format!(
+            "{} held, {} waiting, {} batches, {} to settle, {} settled ahead, {} lanes, {} deaths, sink {}",
+            self.held.len(),
+            self.keys.waiting(),
+            self.batches.len(),
+            self.pending.len() + self.settling.iter().map(Vec::len).sum::<usize>(),
+            self.settled_ahead,
+            self.lanes_held,
+            self.deaths,
+            self.breaker.open_because().unwrap_or("up")
+        )
     }
 
     /// Deliveries claimed and not settled.
@@ -207,7 +251,7 @@ impl Engine {
             Input::Claimed(claimed) => self.claimed(now, claimed),
             Input::Published(batch, verdicts) => self.published(now, batch, verdicts),
             Input::Settled(settled) => self.settled(now, settled),
-            Input::Probed(reachable) => self.probed(now, reachable),
+            Input::Probed(result) => self.breaker.probed(now, result),
             Input::Woken => self.woken = true,
             Input::Stop => self.stopping = true,
         }
@@ -221,16 +265,12 @@ impl Engine {
         }
         if !self.renewing && now >= self.renew_at {
             self.renewing = true;
-            actions.push(Action::Renew);
+            actions.push(Action::Renew(self.report()));
         }
-        if let SinkState::Down { probe_at, probing } = &mut self.sink
-            && !*probing
-            && now >= *probe_at
-        {
-            *probing = true;
+        if self.breaker.begins_probe(now) {
             actions.push(Action::Probe);
         }
-        while let Some(publish) = self.next_batch() {
+        while let Some(publish) = self.next_batch(now) {
             actions.push(publish);
         }
         if self.settling.is_none() && !self.pending.is_empty() && now >= self.settle_at {
@@ -242,6 +282,7 @@ impl Engine {
         if let Some(want) = self.want(now) {
             self.claim_number += 1;
             self.claiming = Some(self.claim_number);
+            self.claiming_parked = want.parked;
             self.woken = false;
             actions.push(Action::Claim(want));
         }
@@ -258,8 +299,9 @@ impl Engine {
         if !self.renewing {
             times.push(self.renew_at);
         }
-        if let SinkState::Down { probe_at, probing: false } = self.sink {
-            times.push(probe_at);
+        times.extend(self.breaker.probe_at());
+        if self.keys.has_ready() {
+            times.extend(self.rate.free_at());
         }
         if self.settling.is_none() && !self.pending.is_empty() {
             times.push(self.settle_at);
@@ -270,8 +312,24 @@ impl Engine {
         times.into_iter().min()
     }
 
+    /// What a renewal says about this relay.
+    fn report(&self) -> Report {
+        Report { sink_down: self.breaker.open_because().map(str::to_owned), survived: self.survived }
+    }
+
     fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.pending.is_empty() && self.settling.is_none() && self.claiming.is_none()
+        // A renewal under way may take lanes that nobody would give back.
+        self.held.is_empty()
+            && self.pending.is_empty()
+            && self.settling.is_none()
+            && self.claiming.is_none()
+            && !self.renewing
+    }
+
+    /// Deliveries that may be in flight: fewer after each relay that died holding our lanes, down to one alone.
+    fn window(&self) -> usize {
+        let shift = 3 * self.deaths.saturating_sub(1).min(10);
+        (self.options.in_flight_max >> shift).max(1)
     }
 
     fn can_claim(&self) -> bool {
@@ -279,45 +337,92 @@ impl Engine {
         !self.stopping
             && self.claiming.is_none()
             && self.lanes_held > 0
-            && self.credit() >= self.options.in_flight_max.div_ceil(4)
+            && self.credit() >= self.window().div_ceil(4)
+            && self.bytes_left() >= self.options.in_flight_bytes_max.div_ceil(4)
     }
 
     fn want(&mut self, now: Duration) -> Option<Want> {
         if !self.can_claim() || (now < self.claim_at && !self.woken) {
             return None;
         }
-        let parked = now >= self.parked_at;
+        let alone = self.deaths > 0 && self.window() == 1;
+        // One at a time the parked ones take turns with the others.
+        let parked = now >= self.parked_at && !(alone && self.claiming_parked);
         if parked {
             self.parked_at = now + PARKED_POLL;
         }
-        Some(Want { messages: self.credit(), parked })
+        let window = self.window();
+        Some(Want {
+            messages: self.credit(),
+            bytes: self.bytes_left(),
+            // Fair shares with some slack; a lane has to have one place.
+            lane_messages_max: (window / 16).max(2 * window / self.lanes_held.max(1)).max(1),
+            parked,
+            alone,
+        })
     }
 
     /// How many more deliveries a crash may repeat.
     fn credit(&self) -> usize {
-        self.options.in_flight_max.saturating_sub(self.held.len() + self.settled_ahead)
+        self.window().saturating_sub(self.held.len() + self.settled_ahead)
     }
 
-    fn next_batch(&mut self) -> Option<Action> {
-        let together = if self.ramp < self.options.sink.batch_messages_max { 1 } else { usize::MAX };
-        let batches_max = self.options.sink.batches_in_flight_max.min(together);
-        if !matches!(self.sink, SinkState::Up) || self.batches.len() >= batches_max || !self.keys.has_ready() {
+    fn bytes_left(&self) -> usize {
+        self.options.in_flight_bytes_max.saturating_sub(self.held_bytes)
+    }
+
+    fn next_batch(&mut self, now: Duration) -> Option<Action> {
+        let (messages_max, batches_max) = self.breaker.permits(self.options.sink.batches_in_flight_max)?;
+        if self.alone || self.batches.len() >= batches_max || !self.keys.has_ready() {
             return None;
         }
-        let mut tokens = Vec::new();
-        let mut messages = Vec::new();
-        while messages.len() < self.ramp
-            && let Some(token) = self.keys.pop()
-        {
-            if let Some(held) = self.held.get_mut(&token) {
+        let messages_max = messages_max.min(self.rate.permits(now));
+        let mut tokens: Vec<Token> = Vec::new();
+        // Runs that begin with a message that travels alone, and let others go first.
+        let mut aside: Vec<Vec<Token>> = Vec::new();
+        while tokens.len() < messages_max {
+            let run_max = if self.options.order == Order::Pipelined { messages_max - tokens.len() } else { 1 };
+            let run = self.keys.pop(run_max);
+            if run.is_empty() {
+                break;
+            }
+            if !run.iter().any(|token| self.held.get(token).is_some_and(|held| held.alone)) {
+                tokens.extend(run);
+            } else if self.breaker.on_trial() {
+                aside.push(run);
+            } else {
+                // It goes when nothing else is under way, and nothing new begins before.
+                aside.insert(0, run);
+                break;
+            }
+        }
+        if tokens.is_empty() && self.batches.is_empty() && !aside.is_empty() {
+            let mut run = aside.remove(0).into_iter();
+            tokens.extend(run.next());
+            self.unpop(run);
+            self.alone = true;
+        }
+        if self.breaker.on_trial() {
+            for run in aside {
+                for token in run.into_iter().rev() {
+                    let key = self.held.get(&token).and_then(|held| held.key.clone());
+                    self.keys.put_back_last(key.as_ref(), token);
+                }
+            }
+        } else {
+            aside.into_iter().for_each(|run| self.unpop(run.into_iter()));
+        }
+        let mut messages = Vec::with_capacity(tokens.len());
+        for token in &tokens {
+            if let Some(held) = self.held.get_mut(token) {
                 held.with_sink = true;
                 messages.push(held.delivery.message.clone());
-                tokens.push(token);
             }
         }
         if tokens.is_empty() {
             return None;
         }
+        self.rate.took(tokens.len());
         if cfg!(seeded_bug = "settle_before_confirm") {
             self.pending.extend(tokens.iter().map(|token| Settlement { token: *token, outcome: Outcome::Done }));
         }
@@ -340,6 +445,13 @@ impl Engine {
         }
         self.lanes_held = standing.held;
         self.settled_ahead = standing.settled_ahead;
+        if standing.deaths > self.deaths {
+            self.through_since_deaths = 0;
+        }
+        if standing.deaths != self.deaths {
+            self.survived = false;
+        }
+        self.deaths = standing.deaths;
         self.lose(&standing.lost_lanes);
     }
 
@@ -356,10 +468,25 @@ impl Engine {
             .filter(|token| !self.is_settling(token))
             .collect();
         for token in &gone {
-            self.held.remove(token);
+            self.let_go(token);
         }
+        self.suspects.lose(lanes);
         let held = &self.held;
         self.keys.forget(|token| !held.contains_key(token));
+    }
+
+    fn let_go(&mut self, token: &Token) {
+        if let Some(held) = self.held.remove(token) {
+            self.held_bytes -= held.bytes;
+        }
+    }
+
+    /// Puts what was popped, and not published, back to the front, in its order.
+    fn unpop(&mut self, run: impl DoubleEndedIterator<Item = Token>) {
+        for token in run.rev() {
+            let key = self.held.get(&token).and_then(|held| held.key.clone());
+            self.keys.put_back(key.as_ref(), token);
+        }
     }
 
     fn is_settling(&self, token: &Token) -> bool {
@@ -395,14 +522,31 @@ impl Engine {
 
     fn take_in(&mut self, delivery: Delivery) {
         let token = delivery.token;
-        let key: Option<Arc<str>> = delivery.message.ordering_key().map(Arc::from);
+        let key: Option<Arc<str>> = match self.options.order {
+            Order::None => None,
+            Order::Key | Order::Pipelined => delivery.message.ordering_key().map(Arc::from),
+        };
         let scheduled = delivery.scheduled;
-        let behind = delivery.origin == Origin::Outbox
-            && key.as_ref().is_some_and(|key| {
+        let behind = key.as_ref().is_some_and(|key| match delivery.origin {
+            Origin::Outbox => {
                 delivery.behind || (self.parking.holds(key) && !cfg!(seeded_bug = "forgets_what_is_being_parked"))
-            });
-        self.held.insert(token, Held { delivery, key: key.clone(), with_sink: false });
-        if scheduled {
+            }
+            Origin::Parked => self.parking.stops(key) && !cfg!(seeded_bug = "follower_overtakes_the_failed_one"),
+        });
+        let bytes = weight(&delivery);
+        let (deaths, attempts) = (delivery.deaths, delivery.attempts);
+        let suspicious = self.suspects.contains(delivery.message.id);
+        let alone = suspicious || deaths > 0 || (self.deaths > 0 && self.window() == 1);
+        let held = Held { delivery, key: key.clone(), with_sink: false, bytes, alone };
+        self.held.insert(token, held);
+        self.held_bytes += bytes;
+        if deaths >= DEATHS_MAX && !scheduled && !behind {
+            let error = format!("{deaths} relays in a row died with this message alone in flight");
+            if let Some(key) = &key {
+                self.keys.hold(key);
+            }
+            self.bury(token, attempts.saturating_add(1), Cause::Poison, error);
+        } else if scheduled {
             self.counters.scheduled += 1;
             self.pending.push(Settlement { token, outcome: Outcome::Schedule });
         } else if behind {
@@ -421,32 +565,51 @@ impl Engine {
         self.counters.queued += 1;
         self.pending.push(Settlement { token, outcome: Outcome::Queue });
         if let Some(key) = key {
-            self.parking.park(key, self.settle_number + 1);
+            self.parking.queue(key, self.settle_number + 1);
         }
     }
 
-    fn published(&mut self, now: Duration, batch: BatchId, verdicts: Option<Verdicts>) {
+    fn published(&mut self, now: Duration, batch: BatchId, verdicts: Result<Verdicts, String>) {
         let tokens = self.batches.remove(&batch).unwrap_or_default();
-        let Some(mut verdicts) = verdicts else {
-            for token in tokens.into_iter().rev() {
+        self.alone = false;
+        let mut verdicts = match verdicts {
+            Ok(verdicts) => verdicts,
+            Err(why) => {
                 if cfg!(seeded_bug = "outage_burns_an_attempt") {
-                    let after = Duration::from_secs(3);
-                    self.park(token, Outcome::Retry { after, attempts: 1, error: "unavailable".to_owned() });
+                    for token in tokens {
+                        let after = Duration::from_secs(3);
+                        self.park(token, Outcome::Retry { after, attempts: 1, error: "unavailable".to_owned() });
+                    }
                 } else {
-                    self.put_back(token);
+                    self.again(tokens, &why);
                 }
+                self.sink_is_lost(now, why);
+                return;
             }
-            self.sink_is_down(now);
-            return;
         };
-        let mut first: Option<postroom::Verdict> = None;
+        let lone = tokens.len() == 1;
+        let mut first: Option<Verdict> = None;
         let mut again = Vec::new();
+        let mut unknown = String::new();
         for token in tokens {
             let Some(held) = self.held.get_mut(&token) else { continue };
             held.with_sink = false;
             let mut verdict = verdicts.take(held.delivery.message.id);
             if cfg!(seeded_bug = "one_verdict_for_the_batch") {
                 verdict = first.get_or_insert(verdict).clone();
+            }
+            if cfg!(seeded_bug = "silence_is_success") && matches!(verdict, Verdict::Unknown(_)) {
+                verdict = Verdict::Stored;
+            }
+            match &verdict {
+                Verdict::Stored => self.breaker.stored(),
+                Verdict::Failed(failure) if matches!(failure.kind, FailureKind::Transient | FailureKind::Busy) => {
+                    if self.breaker.refused(now, &failure.reason) {
+                        self.counters.sink_outages += 1;
+                    }
+                }
+                Verdict::Unknown(why) => unknown.clone_from(why),
+                Verdict::Failed(_) | Verdict::Skipped => {}
             }
             let Delivery { message, attempts, .. } = &held.delivery;
             let disposition = decide(verdict, message, *attempts, &self.options.retry, self.chance.next());
@@ -455,10 +618,7 @@ impl Engine {
                     self.counters.stored += 1;
                     self.through(token, Outcome::Done);
                 }
-                Disposition::Dead { attempts, cause, error } => {
-                    self.counters.dead += 1;
-                    self.through(token, Outcome::Dead { attempts, cause, error });
-                }
+                Disposition::Dead { attempts, cause, error } => self.bury(token, attempts, cause, error),
                 Disposition::Retry { after, attempts, error } => {
                     self.counters.retried += 1;
                     self.park(token, Outcome::Retry { after, attempts, error });
@@ -470,19 +630,76 @@ impl Engine {
             }
         }
         if again.is_empty() {
-            self.ramp = (self.ramp * 2).min(self.options.sink.batch_messages_max);
+            self.breaker.batch_came_back();
         } else {
-            for token in again.into_iter().rev() {
+            if lone {
+                self.again(again, &unknown);
+            } else {
+                // Nobody can tell which of them it was: from now on one by one.
+                for token in again.into_iter().rev() {
+                    self.put_back(token);
+                }
+            }
+            self.sink_is_lost(now, unknown);
+        }
+    }
+
+    /// A batch ended without verdicts. In company nobody knows whose fault it was; what was alone comes under suspicion: the
+    /// second time it is set aside, with its key, so that others show whether the sink takes them. When others were stored
+    /// between two of its failures, that is a verdict on the message, and burns an attempt.
+    fn again(&mut self, tokens: Vec<Token>, why: &str) {
+        let [token] = tokens[..] else {
+            for token in tokens.into_iter().rev() {
                 self.put_back(token);
             }
-            self.sink_is_down(now);
+            return;
+        };
+        let Some(held) = self.held.get_mut(&token) else { return };
+        held.alone = true;
+        let Delivery { message, lane, attempts, .. } = &held.delivery;
+        let under_way: usize = self.batches.values().map(Vec::len).sum();
+        let suspicion = self.suspects.failed(message.id, *lane, self.counters.stored, under_way as u64);
+        let others_passed = suspicion.others_passed || cfg!(seeded_bug = "outage_makes_poison");
+        let attempts = attempts.saturating_add(u32::from(others_passed));
+        let error = format!("published alone, it ended the connection {} times: {why}", suspicion.failures);
+        let attempts_max = self.options.retry.attempts_max_of(&message.topic, &message.kind);
+        if attempts >= attempts_max && others_passed && !cfg!(seeded_bug = "poison_goes_round_for_ever") {
+            self.bury(token, attempts, Cause::Poison, error);
+        } else if suspicion.failures > 1 && !cfg!(seeded_bug = "a_suspect_keeps_its_place") {
+            held.with_sink = false;
+            let after = self.options.retry.wait(suspicion.failures - 1, self.chance.next());
+            self.counters.retried += 1;
+            self.park(token, Outcome::Retry { after, attempts, error });
+        } else {
+            self.put_back(token);
         }
     }
 
     fn put_back(&mut self, token: Token) {
-        if let Some(held) = self.held.get_mut(&token) {
-            held.with_sink = false;
-            self.keys.put_back(held.key.as_ref(), token);
+        let Some(held) = self.held.get_mut(&token) else { return };
+        held.with_sink = false;
+        match held.key.clone() {
+            // One before it in its batch failed; it has to stay behind that one.
+            Some(key) if self.parking.stops(&key) => self.queue_up(token, Some(key)),
+            key if held.alone => self.keys.put_back_last(key.as_ref(), token),
+            key => self.keys.put_back(key.as_ref(), token),
+        }
+    }
+
+    /// Makes a dead letter of a delivery; its key goes on or waits, as configured.
+    fn bury(&mut self, token: Token, attempts: u32, cause: Cause, error: String) {
+        self.counters.dead += 1;
+        let keyed = self.held.get(&token).is_some_and(|held| held.key.is_some());
+        let blocks_key = keyed && self.options.on_dead == OnDead::Block;
+        let outcome = Outcome::Dead { attempts, cause, error, blocks_key };
+        if blocks_key && !cfg!(seeded_bug = "block_lets_the_key_go_on") {
+            self.park(token, outcome);
+        } else if cfg!(seeded_bug = "key_goes_on_before_the_dead_letter_is_written") {
+            self.through(token, outcome);
+        } else {
+            // Its key goes on when the dead letter is written. Sooner, a crash would bring the message back, and it could
+            // be stored after those behind it.
+            self.pending.push(Settlement { token, outcome });
         }
     }
 
@@ -498,26 +715,15 @@ impl Engine {
     fn park(&mut self, token: Token, outcome: Outcome) {
         self.pending.push(Settlement { token, outcome });
         let Some(key) = self.held.get(&token).and_then(|held| held.key.clone()) else { return };
-        self.parking.park(key.clone(), self.settle_number + 1);
+        self.parking.stop(key.clone(), self.settle_number + 1);
         for waiting in self.keys.stop(&key) {
             self.queue_up(waiting, Some(key.clone()));
         }
     }
 
-    fn sink_is_down(&mut self, now: Duration) {
-        self.ramp = 1;
-        if matches!(self.sink, SinkState::Up) {
+    fn sink_is_lost(&mut self, now: Duration, why: String) {
+        if self.breaker.lost(now, why) {
             self.counters.sink_outages += 1;
-            self.sink = SinkState::Down { probe_at: now + self.sink_backoff.failed(), probing: false };
-        }
-    }
-
-    fn probed(&mut self, now: Duration, reachable: bool) {
-        if reachable {
-            self.sink = SinkState::Up;
-            self.sink_backoff.succeeded();
-        } else {
-            self.sink = SinkState::Down { probe_at: now + self.sink_backoff.failed(), probing: false };
         }
     }
 
@@ -531,8 +737,20 @@ impl Engine {
             return;
         };
         self.settle_backoff.succeeded();
-        for settlement in &settlements {
-            self.held.remove(&settlement.token);
+        for Settlement { token, outcome } in &settlements {
+            let through = matches!(outcome, Outcome::Done | Outcome::Dead { .. });
+            self.through_since_deaths += usize::from(through);
+            if through && let Some(held) = self.held.get(token) {
+                self.suspects.clear(held.delivery.message.id);
+                if let (Outcome::Dead { blocks_key: false, .. }, Some(key)) = (outcome, &held.key) {
+                    self.keys.free(key);
+                }
+            }
+            self.let_go(token);
+        }
+        if self.deaths > 0 && self.through_since_deaths > self.options.in_flight_max {
+            // More than the relay before this one can have had in flight.
+            self.survived = true;
         }
         self.counters.fenced += settled.fenced as u64;
         self.settled_ahead = settled.settled_ahead;
@@ -549,4 +767,10 @@ impl Engine {
     pub fn unfinished(&self) -> usize {
         self.keys.waiting() + self.batches.values().map(Vec::len).sum::<usize>()
     }
+}
+
+/// What a delivery weighs in memory, in bytes; the sources estimate it in the same way.
+fn weight(delivery: &Delivery) -> usize {
+    let headers: usize = delivery.message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    delivery.message.payload.len() + headers + DELIVERY_BYTES
 }

@@ -5,11 +5,14 @@
 //! out what it asks for.
 
 mod backoff;
+mod breaker;
 mod chance;
 mod engine;
 mod keys;
 mod parking;
+mod rate;
 mod relay;
+mod suspects;
 
 pub use engine::{Action, BatchId, Counters, Engine, EngineOptions, Input};
 pub use relay::{Relay, Summary};

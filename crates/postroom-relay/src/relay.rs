@@ -1,13 +1,15 @@
 //! Carries out what the engine asks for.
 
+use std::any::Any;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use postroom::{RetryPolicy, Sink, Source, StoreError, Wake};
+use futures_util::{FutureExt, StreamExt};
+use postroom::{OnDead, Order, RetryPolicy, Sink, Source, StoreError, Wake};
 
 use crate::engine::{Action, Counters, Engine, EngineOptions, Input};
 
@@ -20,6 +22,11 @@ pub struct Relay {
     sink: Arc<dyn Sink>,
     wake: Wake,
     in_flight_max: usize,
+    in_flight_bytes_max: usize,
+    order: Order,
+    on_dead: OnDead,
+    rate: Option<u32>,
+    breaker_after: u32,
     poll_idle: Duration,
     stop_deadline: Duration,
     retry: RetryPolicy,
@@ -36,7 +43,8 @@ pub struct Summary {
 }
 
 impl Relay {
-    /// A relay with the default options: 2,000 in flight, idle poll 200 ms, stop deadline 20 s.
+    /// A relay with the default options: 2,000 messages and 64 MiB in flight, strict order within a key, dead messages are
+    /// skipped, no rate limit, the breaker opens after 100 refusals in a row, idle poll 200 ms, stop deadline 20 s.
     pub fn new(route: impl Into<String>, source: Arc<dyn Source>, sink: Arc<dyn Sink>) -> Self {
         Self {
             route: route.into(),
@@ -44,6 +52,11 @@ impl Relay {
             sink,
             wake: Wake::new(),
             in_flight_max: 2000,
+            in_flight_bytes_max: 64 << 20,
+            order: Order::default(),
+            on_dead: OnDead::default(),
+            rate: None,
+            breaker_after: 100,
             poll_idle: Duration::from_millis(200),
             stop_deadline: Duration::from_secs(20),
             retry: RetryPolicy::default(),
@@ -60,6 +73,37 @@ impl Relay {
     /// Most deliveries claimed and not passed by the stored position, which is what a crash can repeat; at least 1.
     pub fn in_flight_max(mut self, messages: usize) -> Self {
         self.in_flight_max = messages.max(1);
+        self
+    }
+
+    /// About how many bytes of payloads and headers may be in memory, one message more at most; at least 1.
+    pub fn in_flight_bytes_max(mut self, bytes: usize) -> Self {
+        self.in_flight_bytes_max = bytes.max(1);
+        self
+    }
+
+    /// Order within a key. The source has to be opened with the same.
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// What becomes of a key whose message is dead.
+    pub fn on_dead(mut self, on_dead: OnDead) -> Self {
+        self.on_dead = on_dead;
+        self
+    }
+
+    /// Most messages a second; none: as many as the sink takes.
+    pub fn rate(mut self, per_second: Option<u32>) -> Self {
+        self.rate = per_second.filter(|rate| *rate > 0);
+        self
+    }
+
+    /// Refusals in a row, of whatever messages, after which the sink is left alone for 1 s, then 2 s, up to 30 s, with one
+    /// message tried between; 0: never.
+    pub fn breaker_after(mut self, refusals: u32) -> Self {
+        self.breaker_after = refusals;
         self
     }
 
@@ -93,6 +137,11 @@ impl Relay {
         let began = Instant::now();
         let mut engine = Engine::new(EngineOptions {
             in_flight_max: self.in_flight_max,
+            in_flight_bytes_max: self.in_flight_bytes_max,
+            order: self.order,
+            on_dead: self.on_dead,
+            rate: self.rate,
+            breaker_after: self.breaker_after,
             poll_idle: self.poll_idle,
             retry: self.retry.clone(),
             // Often enough that a lane left by another relay is taken within two seconds of its lease.
@@ -149,7 +198,9 @@ impl Relay {
         let release = tokio::time::timeout(Duration::from_secs(5), self.source.release()).await;
         match release {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => self.complain("give the lanes back; they are free when the lease expires", &error),
+            Ok(Err(error)) => {
+                self.complain("give the lanes back; they are free when the lease expires", &error);
+            }
             Err(_) => {
                 tracing::warn!(route = %self.route, "the lanes were not given back in time; the lease will expire")
             }
@@ -160,32 +211,44 @@ impl Relay {
     /// The future that carries an action out; none for the end.
     fn start(&self, action: Action) -> Option<BoxFuture<'_, Option<Input>>> {
         Some(match action {
-            Action::Renew => Box::pin(async {
-                let standing = self.source.renew().await;
-                Some(Input::Renewed(standing.map_err(|error| self.complain("renew the lease", &error)).ok()))
+            Action::Renew(report) => Box::pin(async move {
+                let standing = self.source.renew(&report).await;
+                Some(Input::Renewed(standing.inspect_err(|error| drop(self.complain("renew the lease", error))).ok()))
             }),
             Action::Claim(want) => Box::pin(async move {
                 let claimed = self.source.claim(want).await;
-                Some(Input::Claimed(claimed.map_err(|error| self.complain("claim messages", &error)).ok()))
+                Some(Input::Claimed(claimed.inspect_err(|error| drop(self.complain("claim messages", error))).ok()))
             }),
             Action::Settle(settlements) => Box::pin(async move {
                 let settled = self.source.settle(&settlements).await;
-                Some(Input::Settled(settled.map_err(|error| self.complain("settle messages", &error)).ok()))
+                Some(Input::Settled(settled.inspect_err(|error| drop(self.complain("settle messages", error))).ok()))
             }),
             Action::Publish(id, batch) => Box::pin(async move {
-                let verdicts = self.sink.publish(&batch).await;
-                let verdicts = verdicts.map_err(|error| self.complain("publish", &error)).ok();
+                // A sink that panics over a message ends its batch, not the relay.
+                let verdicts = AssertUnwindSafe(self.sink.publish(&batch)).catch_unwind().await;
+                let verdicts = match verdicts {
+                    Ok(verdicts) => verdicts.map_err(|error| self.complain("publish", &error)),
+                    Err(panic) => Err(self.panicked("publish", panic.as_ref())),
+                };
                 Some(Input::Published(id, verdicts))
             }),
             Action::Probe => Box::pin(async {
                 let reachable = self.sink.probe().await;
-                Some(Input::Probed(reachable.map_err(|error| self.complain("probe the sink", &error)).is_ok()))
+                Some(Input::Probed(reachable.map_err(|error| self.complain("probe the sink", &error))))
             }),
             Action::Finish => return None,
         })
     }
 
-    fn complain(&self, what: &str, error: &(dyn std::error::Error + 'static)) {
+    fn panicked(&self, what: &str, panic: &(dyn Any + Send)) -> String {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no text".to_owned());
+        tracing::error!(route = %self.route, "panicked to {what}: {text}");
+        format!("the sink panicked: {text}")
+    }
+
+    /// Logs an error with its causes, and returns that text.
+    fn complain(&self, what: &str, error: &(dyn std::error::Error + 'static)) -> String {
         let mut text = error.to_string();
         let mut cause = error.source();
         while let Some(error) = cause {
@@ -199,5 +262,6 @@ impl Relay {
         } else {
             tracing::warn!(route = %self.route, "failed to {what}: {text}");
         }
+        text
     }
 }

@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use postroom::{
-    Batch, Claimed, Delivery, FailureKind, Message, Origin, Outcome, RetryPolicy, Settled, Settlement, SinkLimits,
-    Standing, Token, Verdict, Verdicts,
+    Batch, Cause, Claimed, Delivery, FailureKind, Message, OnDead, Order, Origin, Outcome, RetryPolicy, Settled,
+    Settlement, SinkLimits, Standing, Token, Verdict, Verdicts, Want,
 };
 use postroom_relay::{Action, BatchId, Engine, EngineOptions, Input};
 
@@ -15,6 +16,11 @@ const NOW: Duration = Duration::from_secs(1);
 fn options() -> EngineOptions {
     EngineOptions {
         in_flight_max: 100,
+        in_flight_bytes_max: 1 << 20,
+        order: Order::Key,
+        on_dead: OnDead::Skip,
+        rate: None,
+        breaker_after: 20,
         poll_idle: Duration::from_millis(200),
         retry: RetryPolicy::default(),
         renew_every: Duration::from_secs(5),
@@ -31,16 +37,21 @@ fn delivery(token: u64, key: &str) -> Delivery {
         attempts: 0,
         scheduled: false,
         behind: false,
+        deaths: 0,
         message: Message::new("orders", "order.placed", "x").key(key),
     }
 }
 
 /// An engine that holds its lanes, whose sink is up, and that waits for its first claim.
 fn started() -> Engine {
-    let mut engine = Engine::new(options());
+    started_with(options())
+}
+
+fn started_with(options: EngineOptions) -> Engine {
+    let mut engine = Engine::new(options);
     engine.next(NOW);
-    engine.on(NOW, Input::Renewed(Some(Standing { held: 16, lost_lanes: vec![], settled_ahead: 0 })));
-    engine.on(NOW, Input::Probed(true));
+    engine.on(NOW, Input::Renewed(Some(Standing { held: 16, lost_lanes: vec![], settled_ahead: 0, deaths: 0 })));
+    engine.on(NOW, Input::Probed(Ok(())));
     assert!(engine.next(NOW).iter().any(|action| matches!(action, Action::Claim(_))));
     engine
 }
@@ -89,7 +100,7 @@ fn a_message_is_settled_only_after_the_broker_confirmed_it() {
     // One confirmed, one about which the sink is silent.
     let mut verdicts = batch.silent();
     verdicts.judge(batch.messages()[0].id, Verdict::Stored);
-    engine.on(NOW, Input::Published(id, Some(verdicts)));
+    engine.on(NOW, Input::Published(id, Ok(verdicts)));
     let done = settled(&engine.next(NOW));
     assert_eq!(done, [Settlement { token: Token(1), outcome: Outcome::Done }]);
 }
@@ -105,7 +116,7 @@ fn at_most_one_message_of_a_key_is_with_the_sink() {
         assert_eq!(batches.iter().map(|(_, batch)| batch.messages().len()).sum::<usize>(), 2, "one of each key");
         for (id, batch) in batches {
             order.extend(batch.messages().iter().map(|message| message.key.clone().unwrap()));
-            engine.on(NOW, Input::Published(id, Some(all(batch, &Verdict::Stored))));
+            engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
         }
     }
     assert_eq!(order, ["a", "b", "a", "b", "a", "b"]);
@@ -119,7 +130,7 @@ fn a_failed_message_parks_its_key_and_others_flow() {
     let (id, batch) = published(&actions)[0];
     let mut verdicts = all(batch, &Verdict::Stored);
     verdicts.judge(batch.messages()[0].id, Verdict::failed(FailureKind::Transient, "no route"));
-    engine.on(NOW, Input::Published(id, Some(verdicts)));
+    engine.on(NOW, Input::Published(id, Ok(verdicts)));
     let outcomes = settled(&engine.next(NOW));
     assert!(matches!(&outcomes[0], Settlement { token: Token(1), outcome: Outcome::Retry { attempts: 1, .. } }));
     let queued = |token| Settlement { token: Token(token), outcome: Outcome::Queue };
@@ -134,7 +145,7 @@ fn what_a_read_brings_that_began_before_the_parking_queues_up_too() {
     let actions = engine.next(NOW + Duration::from_millis(10));
     let (id, batch) = published(&actions)[0];
     assert!(actions.iter().any(|action| matches!(action, Action::Claim(_))), "the next read begins before the failure");
-    engine.on(NOW, Input::Published(id, Some(all(batch, &Verdict::failed(FailureKind::Transient, "no")))));
+    engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::failed(FailureKind::Transient, "no")))));
     assert_eq!(settled(&engine.next(NOW)).len(), 1);
     engine.on(NOW, Input::Settled(Some(Settled::default())));
     // The read took its snapshot before the parking was recorded: it says that nothing is in the way.
@@ -149,18 +160,20 @@ fn an_unreachable_sink_burns_no_attempt_and_keeps_the_order() {
     let mut engine = started();
     engine.on(NOW, claimed(vec![delivery(1, "a"), delivery(2, "a"), delivery(3, "b")]));
     let mut now = NOW;
-    for _ in 0..50 {
+    for round in 0..50 {
         let actions = engine.next(now);
         assert!(settled(&actions).is_empty(), "an outage settles nothing");
         for (id, _) in published(&actions) {
-            engine.on(now, Input::Published(id, None));
+            engine.on(now, Input::Published(id, Err("cut".to_owned())));
         }
         now += Duration::from_secs(6);
         for action in engine.next(now) {
             match action {
-                Action::Probe => engine.on(now, Input::Probed(true)),
-                Action::Renew => {
-                    engine.on(now, Input::Renewed(Some(Standing { held: 16, lost_lanes: vec![], settled_ahead: 0 })))
+                Action::Probe if round < 49 => engine.on(now, Input::Probed(Err("connection refused".to_owned()))),
+                Action::Probe => engine.on(now, Input::Probed(Ok(()))),
+                Action::Renew(_) => {
+                    let standing = Standing { held: 16, ..Standing::default() };
+                    engine.on(now, Input::Renewed(Some(standing)));
                 }
                 _ => {}
             }
@@ -171,7 +184,7 @@ fn an_unreachable_sink_burns_no_attempt_and_keeps_the_order() {
         let actions = engine.next(now);
         for (id, batch) in published(&actions) {
             order.extend(batch.messages().iter().map(|message| message.key.clone().unwrap()));
-            engine.on(now, Input::Published(id, Some(all(batch, &Verdict::Stored))));
+            engine.on(now, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
         }
     }
     order.sort();
@@ -187,10 +200,10 @@ fn an_unknown_outcome_is_published_again_before_what_follows_it() {
     engine.on(NOW, claimed(vec![first, delivery(2, "a")]));
     let actions = engine.next(NOW);
     let (id, batch) = published(&actions)[0];
-    engine.on(NOW, Input::Published(id, Some(batch.silent())));
+    engine.on(NOW, Input::Published(id, Ok(batch.silent())));
     let later = NOW + Duration::from_secs(1);
     engine.next(later);
-    engine.on(later, Input::Probed(true));
+    engine.on(later, Input::Probed(Ok(())));
     let actions = engine.next(later);
     assert_eq!(published(&actions)[0].1.messages()[0].id, expected);
     assert!(settled(&actions).is_empty());
@@ -211,7 +224,7 @@ fn a_store_that_cannot_settle_is_asked_again_with_the_same() {
     engine.on(NOW, claimed(vec![delivery(1, "a")]));
     let actions = engine.next(NOW);
     let (id, batch) = published(&actions)[0];
-    engine.on(NOW, Input::Published(id, Some(all(batch, &Verdict::Stored))));
+    engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
     let first = settled(&engine.next(NOW));
     engine.on(NOW, Input::Settled(None));
     let second = settled(&engine.next(NOW + Duration::from_secs(5)));
@@ -227,11 +240,11 @@ fn a_stop_claims_nothing_more_and_finishes_what_is_in_flight() {
     for _ in 0..100 {
         for action in engine.next(NOW + Duration::from_secs(1)) {
             match action {
-                Action::Publish(id, batch) => engine.on(NOW, Input::Published(id, Some(all(&batch, &Verdict::Stored)))),
+                Action::Publish(id, batch) => engine.on(NOW, Input::Published(id, Ok(all(&batch, &Verdict::Stored)))),
                 Action::Settle(_) => engine.on(NOW, Input::Settled(Some(Settled::default()))),
                 Action::Claim(_) => panic!("claimed after the stop"),
                 Action::Finish => finished = true,
-                Action::Renew | Action::Probe => {}
+                Action::Renew(_) | Action::Probe => {}
             }
         }
     }
@@ -247,7 +260,7 @@ fn a_lost_lane_takes_its_waiting_messages_with_it() {
     let (id, batch) = published(&actions)[0];
     let lost = Claimed { deliveries: vec![], more: false, lost_lanes: vec![0] };
     engine.on(NOW, Input::Claimed(Some(lost)));
-    engine.on(NOW, Input::Published(id, Some(all(batch, &Verdict::Stored))));
+    engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
     let actions = engine.next(NOW);
     assert!(published(&actions).is_empty(), "the second is somebody else's now");
     assert_eq!(settled(&actions).len(), 1, "the first ends as fenced, by the store's word");
@@ -261,17 +274,276 @@ fn what_a_lost_lane_had_settled_does_not_hold_up_the_others() {
     engine.on(NOW, claimed((0..100).map(|n| delivery(n, "a")).collect()));
     let actions = engine.next(NOW);
     let (id, batch) = published(&actions)[0];
-    engine.on(NOW, Input::Published(id, Some(all(batch, &Verdict::Stored))));
+    engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
     engine.next(NOW);
     engine.on(NOW, Input::Settled(Some(Settled { settled_ahead: 90, ..Settled::default() })));
     // The lane is lost with all that waited; nothing is left to settle, and so nothing would tell that the 90 are gone.
     let now = NOW + Duration::from_secs(10);
     for action in engine.next(now) {
         if let Action::Publish(id, _) = action {
-            engine.on(now, Input::Published(id, None));
+            engine.on(now, Input::Published(id, Err("cut".to_owned())));
         }
     }
-    let standing = Standing { held: 15, lost_lanes: vec![0], settled_ahead: 0 };
+    let standing = Standing { held: 15, lost_lanes: vec![0], settled_ahead: 0, deaths: 0 };
     engine.on(now, Input::Renewed(Some(standing)));
     assert!(engine.next(now).iter().any(|action| matches!(action, Action::Claim(_))));
+}
+
+/// Runs for a long time with a store that hands out again what was parked; `sink` judges each batch. Returns the keys in the
+/// order of publishing, and all settlements.
+fn run(
+    engine: &mut Engine,
+    deliveries: Vec<Delivery>,
+    mut sink: impl FnMut(&Batch) -> Result<Verdicts, String>,
+) -> (Vec<Vec<String>>, Vec<Settlement>) {
+    let (mut published, mut settlements) = (Vec::new(), Vec::new());
+    let mut now = NOW;
+    let mut fresh = 1000..1300;
+    let mut known: HashMap<Token, Delivery> = HashMap::new();
+    known.extend(deliveries.iter().map(|delivery| (delivery.token, delivery.clone())));
+    engine.on(now, claimed(deliveries));
+    let mut back: Vec<Delivery> = Vec::new();
+    let mut tokens = 10_000..;
+    for _ in 0..2000 {
+        now += Duration::from_secs(1);
+        for action in engine.next(now) {
+            match action {
+                Action::Publish(id, batch) => {
+                    published.push(batch.messages().iter().map(|message| message.key.clone().unwrap()).collect());
+                    engine.on(now, Input::Published(id, sink(&batch)));
+                }
+                Action::Settle(settled) => {
+                    for Settlement { token, outcome } in &settled {
+                        let parked = Delivery {
+                            token: Token(tokens.next().unwrap()),
+                            origin: Origin::Parked,
+                            ..known[token].clone()
+                        };
+                        match outcome {
+                            Outcome::Retry { attempts, .. } => back.push(Delivery { attempts: *attempts, ..parked }),
+                            Outcome::Queue | Outcome::Release => back.push(parked),
+                            _ => {}
+                        }
+                    }
+                    settlements.extend(settled);
+                    engine.on(now, Input::Settled(Some(Settled::default())));
+                }
+                Action::Probe => engine.on(now, Input::Probed(Ok(()))),
+                Action::Renew(_) => {
+                    let standing = Standing { held: 16, ..Standing::default() };
+                    engine.on(now, Input::Renewed(Some(standing)));
+                }
+                // The traffic does not stop: another message comes now and then.
+                Action::Claim(_) => {
+                    let another = fresh.next().map(|n| delivery(n, &format!("fresh-{n}")));
+                    let brought: Vec<Delivery> = std::mem::take(&mut back).into_iter().chain(another).collect();
+                    known.extend(brought.iter().map(|delivery| (delivery.token, delivery.clone())));
+                    engine.on(now, claimed(brought));
+                }
+                Action::Finish => {}
+            }
+        }
+    }
+    (published, settlements)
+}
+
+fn dead(settlements: &[Settlement]) -> Vec<(u64, Cause)> {
+    let of = |settlement: &Settlement| match &settlement.outcome {
+        Outcome::Dead { cause, .. } => Some((settlement.token.0, *cause)),
+        _ => None,
+    };
+    settlements.iter().filter_map(of).collect()
+}
+
+#[test]
+fn a_message_that_kills_its_connection_is_found_and_the_others_are_stored() {
+    let mut engine = started();
+    let deliveries = (0..60).map(|n| delivery(n, &format!("k{n}"))).collect();
+    let mut kills = 0;
+    let (_, settlements) = run(&mut engine, deliveries, |batch| {
+        if batch.messages().iter().any(|message| message.key.as_deref() == Some("k17")) {
+            kills += 1;
+            return Err("connection closed: frame too large".to_owned());
+        }
+        Ok(all(batch, &Verdict::Stored))
+    });
+    assert_eq!(dead(&settlements).iter().map(|(_, cause)| *cause).collect::<Vec<_>>(), [Cause::Poison], "I7");
+    assert_eq!(engine.counters().stored, 359);
+    assert!(kills <= 12, "{kills} connections were lost over it");
+}
+
+#[test]
+fn an_outage_that_comes_back_again_and_again_makes_no_poison() {
+    let mut engine = started();
+    let deliveries = (0..10).map(|n| delivery(n, &format!("k{n}"))).collect();
+    let mut calls = 0;
+    let (_, settlements) = run(&mut engine, deliveries, |batch| {
+        calls += 1;
+        if calls <= 40 { Err("connection refused".to_owned()) } else { Ok(all(batch, &Verdict::Stored)) }
+    });
+    assert_eq!((dead(&settlements), engine.counters().stored), (vec![], 310));
+}
+
+#[test]
+fn a_message_over_which_relays_died_is_poison_and_travels_alone_before() {
+    let mut engine = started();
+    let doomed = Delivery { deaths: 3, ..delivery(1, "a") };
+    let suspected = Delivery { deaths: 2, ..delivery(2, "b") };
+    let deliveries = vec![doomed, suspected, delivery(3, "c"), delivery(4, "d")];
+    let (published, settlements) = run(&mut engine, deliveries, |batch| Ok(all(batch, &Verdict::Stored)));
+    assert_eq!(dead(&settlements), [(1, Cause::Poison)]);
+    assert!(published.contains(&vec!["b".to_owned()]), "alone: {published:?}");
+    assert!(!published.iter().flatten().any(|key| key == "a"));
+}
+
+#[test]
+fn each_relay_that_died_makes_the_steps_smaller() {
+    let mut wants: Vec<Want> = Vec::new();
+    for deaths in [0, 1, 2, 3, 4] {
+        let mut engine = Engine::new(EngineOptions { in_flight_max: 2000, ..options() });
+        engine.next(NOW);
+        engine.on(NOW, Input::Renewed(Some(Standing { held: 16, deaths, ..Standing::default() })));
+        engine.on(NOW, Input::Probed(Ok(())));
+        wants.extend(engine.next(NOW).iter().find_map(|action| match action {
+            Action::Claim(want) => Some(*want),
+            _ => None,
+        }));
+    }
+    assert_eq!(wants.iter().map(|want| want.messages).collect::<Vec<_>>(), [2000, 2000, 250, 31, 3]);
+    let mut engine = Engine::new(options());
+    engine.next(NOW);
+    engine.on(NOW, Input::Renewed(Some(Standing { held: 16, deaths: 9, ..Standing::default() })));
+    engine.on(NOW, Input::Probed(Ok(())));
+    let actions = engine.next(NOW);
+    assert!(actions.iter().any(|action| matches!(action, Action::Claim(Want { messages: 1, alone: true, .. }))));
+    // As many messages as they can have had in flight are through: the next renewal says so.
+    let mut now = NOW;
+    for n in 0..=100 {
+        engine.on(now, claimed(vec![delivery(n, "a")]));
+        for (id, batch) in published(&engine.next(now)) {
+            engine.on(now, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
+        }
+        now += Duration::from_millis(1);
+        let _ = engine.next(now);
+        engine.on(now, Input::Settled(Some(Settled::default())));
+        now += Duration::from_millis(200);
+        for action in engine.next(now) {
+            if let Action::Renew(report) = action {
+                assert!(!report.survived);
+                engine.on(now, Input::Renewed(Some(Standing { held: 16, deaths: 9, ..Standing::default() })));
+            }
+        }
+    }
+    let renewal = engine.next(now + Duration::from_secs(6));
+    assert!(renewal.iter().any(|action| matches!(action, Action::Renew(report) if report.survived)));
+}
+
+#[test]
+fn a_blocked_key_waits_and_a_skipped_one_goes_on() {
+    for (on_dead, expected) in [(OnDead::Skip, Outcome::Done), (OnDead::Block, Outcome::Queue)] {
+        let mut engine = started_with(EngineOptions { on_dead, ..options() });
+        let deliveries = vec![delivery(1, "a"), delivery(2, "a"), delivery(3, "b")];
+        let mut first = true;
+        let (_, settlements) = run(&mut engine, deliveries, |batch| {
+            let mut verdicts = all(batch, &Verdict::Stored);
+            if std::mem::take(&mut first) {
+                verdicts.judge(batch.messages()[0].id, Verdict::failed(FailureKind::Permanent, "never"));
+            }
+            Ok(verdicts)
+        });
+        assert_eq!(dead(&settlements), [(1, Cause::Permanent)]);
+        assert!(settlements.contains(&Settlement { token: Token(2), outcome: expected }), "{settlements:?}");
+        assert!(settlements.contains(&Settlement { token: Token(3), outcome: Outcome::Done }));
+    }
+}
+
+#[test]
+fn pipelined_order_sends_a_key_in_one_batch_and_keeps_what_follows_a_failure_behind_it() {
+    let mut engine = started_with(EngineOptions { order: Order::Pipelined, ..options() });
+    engine.on(NOW, claimed((0..5).map(|n| delivery(n, "a")).collect()));
+    let actions = engine.next(NOW);
+    let batches = published(&actions);
+    assert_eq!((batches.len(), batches[0].1.messages().len()), (1, 5));
+    let (id, batch) = batches[0];
+    // The second fails, the third is unknown: the third has to go back behind the second.
+    let mut verdicts = all(batch, &Verdict::Stored);
+    verdicts.judge(batch.messages()[1].id, Verdict::failed(FailureKind::Transient, "no"));
+    verdicts.judge(batch.messages()[2].id, Verdict::Unknown("cut".to_owned()));
+    engine.on(NOW, Input::Published(id, Ok(verdicts)));
+    let outcomes = settled(&engine.next(NOW));
+    assert!(matches!(outcomes[1], Settlement { token: Token(1), outcome: Outcome::Retry { .. } }), "{outcomes:?}");
+    assert!(outcomes.contains(&Settlement { token: Token(2), outcome: Outcome::Queue }), "{outcomes:?}");
+}
+
+#[test]
+fn without_order_a_failure_holds_up_nothing() {
+    let mut engine = started_with(EngineOptions { order: Order::None, ..options() });
+    engine.on(NOW, claimed((0..4).map(|n| Delivery { behind: n == 3, ..delivery(n, "a") }).collect()));
+    let actions = engine.next(NOW);
+    let (id, batch) = published(&actions)[0];
+    assert_eq!(batch.messages().len(), 4);
+    let mut verdicts = all(batch, &Verdict::Stored);
+    verdicts.judge(batch.messages()[0].id, Verdict::failed(FailureKind::Transient, "no"));
+    engine.on(NOW, Input::Published(id, Ok(verdicts)));
+    let outcomes = settled(&engine.next(NOW));
+    assert_eq!(outcomes.iter().filter(|settlement| settlement.outcome == Outcome::Done).count(), 3);
+}
+
+#[test]
+fn a_sink_that_refuses_everything_is_left_alone() {
+    let mut engine = started();
+    let deliveries = (0..80).map(|n| delivery(n, &format!("k{n}"))).collect();
+    let mut refused = 0;
+    run(&mut engine, deliveries, |batch| {
+        refused += batch.messages().len();
+        Ok(all(batch, &Verdict::failed(FailureKind::Transient, "maintenance")))
+    });
+    assert!(refused < 300, "{refused} attempts were burned, of 640");
+    assert!(engine.counters().sink_outages >= 1);
+}
+
+#[test]
+fn what_a_read_of_the_parked_ones_brings_goes_back_when_its_key_failed_meanwhile() {
+    let mut engine = started();
+    engine.on(NOW, claimed(vec![delivery(1, "a")]));
+    let actions = engine.next(NOW + Duration::from_millis(10));
+    let (id, batch) = published(&actions)[0];
+    engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::failed(FailureKind::Transient, "no")))));
+    engine.next(NOW);
+    engine.on(NOW, Input::Settled(Some(Settled::default())));
+    // An older message of the key was given back by an operator, with one that queued up behind it.
+    let parked = |token| Delivery { origin: Origin::Parked, ..delivery(token, "a") };
+    engine.on(NOW, claimed(vec![parked(2), parked(3)]));
+    let actions = engine.next(NOW);
+    assert!(published(&actions).is_empty(), "I4: the second would overtake the one that failed");
+    let release = |token| Settlement { token: Token(token), outcome: Outcome::Release };
+    assert_eq!(settled(&actions), [release(2), release(3)]);
+}
+
+#[test]
+fn bytes_in_flight_are_bounded_like_messages() {
+    let mut engine = started();
+    let big = |n| Delivery {
+        message: Message::new("orders", "order.placed", vec![0; 200_000]).key(format!("k{n}")),
+        ..delivery(n, "")
+    };
+    engine.on(NOW, claimed((0..4).map(big).collect()));
+    let later = NOW + Duration::from_secs(10);
+    assert!(!engine.next(later).iter().any(|action| matches!(action, Action::Claim(_))), "a quarter is not free");
+}
+
+#[test]
+fn a_rate_limit_holds() {
+    let mut engine = started_with(EngineOptions { rate: Some(50), ..options() });
+    engine.on(NOW, claimed((0..90).map(|n| delivery(n, &format!("k{n}"))).collect()));
+    let mut sent = 0;
+    let mut now = NOW;
+    while now < NOW + Duration::from_secs(1) {
+        for (id, batch) in published(&engine.next(now)) {
+            sent += batch.messages().len();
+            engine.on(now, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
+        }
+        now = engine.wake_at().unwrap_or(now).max(now + Duration::from_millis(1));
+    }
+    assert!((45..=55).contains(&sent), "{sent}");
 }

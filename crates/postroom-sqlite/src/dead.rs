@@ -1,7 +1,7 @@
 //! What operators do about dead letters. Every deed and the audit row about it are one transaction.
 
 use postroom::{DeadFilter, DeadLetter, Deed, StoreError, headers_from_json};
-use rusqlite::{Connection, Row, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 
 use crate::connect::store_error;
 use crate::record::{COPIED, promote};
@@ -14,7 +14,6 @@ pub fn dead_letters(connection: &Connection, filter: &DeadFilter, limit: i64) ->
 
 /// The payload of one dead letter.
 pub fn dead_payload(connection: &Connection, route: &str, seq: i64) -> Result<Option<Vec<u8>>, StoreError> {
-    use rusqlite::OptionalExtension;
     let sql = "select cast(payload as blob) from postroom_dead_letters where route = ?1 and seq = ?2";
     connection
         .query_row(sql, params![route, seq], |row| row.get(0))
@@ -33,7 +32,8 @@ pub fn retry_dead(
         .map_err(|error| store_error("act on dead letters; nothing was changed", error))
 }
 
-/// Deletes dead letters for good; the audit row keeps their ids. Returns what was deleted.
+/// Deletes dead letters for good; the audit row keeps their ids. Returns what was deleted: a letter that died a moment ago,
+/// and that the position has not passed, stays, because a crash would bring it back and send it.
 pub fn discard_dead(
     connection: &mut Connection,
     filter: &DeadFilter,
@@ -52,37 +52,62 @@ fn act(
     action: &str,
 ) -> Result<Vec<DeadLetter>, rusqlite::Error> {
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let letters = chosen(&tx, filter, limit)?;
+    let mut letters = chosen(&tx, filter, limit)?;
+    if action == "dead.discard" {
+        // One that the position has not passed would be read and sent again after a crash.
+        let sql = "select position_seq >= ?2 from postroom_lanes where route = ?1 and lane = 0";
+        let mut passed = tx.prepare(sql)?;
+        let mut kept = Vec::with_capacity(letters.len());
+        for letter in letters {
+            if passed.query_row(params![letter.route, letter.seq], |row| row.get(0)).optional()?.unwrap_or(true) {
+                kept.push(letter);
+            }
+        }
+        letters = kept;
+    }
+    if letters.is_empty() {
+        return Ok(letters);
+    }
     for DeadLetter { route, seq, key, .. } in &letters {
         if action == "dead.retry" {
             let sql = format!(
-                "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, last_error, {COPIED})
+                "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, last_error, history, {COPIED})
                  select route, seq, 0, coalesce(key, aggregate_id),
-                        case when coalesce(key, aggregate_id) is null then 'retry' else 'queued' end, 0, {NOW}, error, {COPIED}
+                        case when coalesce(key, aggregate_id) is null then 'retry' else 'queued' end, 0, {NOW}, error, history, {COPIED}
                    from postroom_dead_letters where route = ?1 and seq = ?2
                      on conflict (route, seq) do nothing"
             );
             tx.execute(&sql, params![route, seq])?;
         }
         tx.execute("delete from postroom_dead_letters where route = ?1 and seq = ?2", params![route, seq])?;
+        tx.execute("delete from postroom_blocked_keys where route = ?1 and seq = ?2", params![route, seq])?;
         if let (Some(key), "dead.retry") = (key, action) {
             promote(&tx, route, key)?;
         }
     }
     let ids: Vec<&str> = letters.iter().map(|letter| letter.id.as_str()).collect();
-    let (ids, conditions) = (serde_json::to_string(&ids), serde_json::to_string(filter));
-    tx.execute(
-        "insert into postroom_audit (actor, action, reason, filter, message_ids) values (?1, ?2, ?3, ?4, ?5)",
-        params![deed.actor, action, deed.reason, conditions.unwrap_or_default(), ids.unwrap_or_default()],
-    )?;
+    audit(&tx, deed, action, &serde_json::to_string(filter).unwrap_or_default(), &ids)?;
     tx.commit()?;
     Ok(letters)
+}
+
+/// Writes what an operator does, in the transaction that does it.
+pub(crate) fn audit(
+    tx: &Transaction<'_>,
+    deed: &Deed,
+    action: &str,
+    conditions: &str,
+    ids: &[&str],
+) -> Result<(), rusqlite::Error> {
+    let ids = serde_json::to_string(ids).unwrap_or_default();
+    let sql = "insert into postroom_audit (actor, action, reason, filter, message_ids) values (?1, ?2, ?3, ?4, ?5)";
+    tx.execute(sql, params![deed.actor, action, deed.reason, conditions, ids]).map(drop)
 }
 
 fn chosen(connection: &Connection, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, rusqlite::Error> {
     let sql = format!(
         "select d.route, d.seq, d.id, d.topic, d.type, coalesce(d.key, d.aggregate_id), d.tenant_id, d.aggregate_id,
-                d.attempts, d.cause, d.error, ({NOW} - d.died_ms) / 1000.0, length(cast(d.payload as blob)), d.headers
+                d.attempts, d.cause, d.error, ({NOW} - d.died_ms) / 1000.0, length(cast(d.payload as blob)), d.headers, d.history
            from postroom_dead_letters d
           where (?1 is null or d.route = ?1) and (?2 is null or d.id = ?2) and (?3 is null or d.topic = ?3)
             and (?4 is null or d.type = ?4) and (?5 is null or d.tenant_id = ?5) and (?6 is null or d.aggregate_id = ?6)
@@ -122,5 +147,7 @@ fn letter(row: &Row<'_>) -> Result<DeadLetter, rusqlite::Error> {
         died_seconds_ago: row.get(11)?,
         payload_bytes: row.get(12)?,
         headers: headers_from_json(row.get::<_, Option<String>>(13)?.as_deref()),
+        history: serde_json::from_str(&row.get::<_, String>(14)?).unwrap_or_default(),
+        lane: 0,
     })
 }

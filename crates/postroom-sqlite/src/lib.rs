@@ -13,6 +13,8 @@ mod guard;
 #[cfg(feature = "rusqlite")]
 mod inbox;
 #[cfg(feature = "rusqlite")]
+mod keys;
+#[cfg(feature = "rusqlite")]
 mod migrate;
 #[cfg(feature = "rusqlite")]
 mod outbox;
@@ -31,6 +33,8 @@ mod status;
 pub use connect::{connect, path_of};
 #[cfg(feature = "rusqlite")]
 pub use dead::{dead_letters, dead_payload, discard_dead, retry_dead};
+#[cfg(feature = "rusqlite")]
+pub use keys::{act_on_key, waiting_keys, whereabouts};
 #[cfg(feature = "rusqlite")]
 pub use migrate::{MigrateError, migrate, print_sql};
 #[cfg(feature = "rusqlite")]

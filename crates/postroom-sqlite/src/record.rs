@@ -13,7 +13,7 @@ pub(crate) const COPIED: &str = "id, topic, type, payload, key, routing_key, con
 /// Outcomes that leave a trace, written in one transaction before the position passes them.
 #[derive(Default)]
 pub(crate) struct Record {
-    steps: Vec<(i64, bool, Outcome)>,
+    steps: Vec<(i64, bool, Option<String>, Outcome)>,
     keys: HashSet<String>,
 }
 
@@ -26,7 +26,7 @@ impl Record {
             Outcome::Retry { .. } | Outcome::Dead { .. } => true,
         };
         if leaves_a_trace {
-            self.steps.push((seq, parked, outcome.clone()));
+            self.steps.push((seq, parked, key.map(str::to_owned), outcome.clone()));
             self.keys.extend(key.map(str::to_owned));
         }
     }
@@ -35,31 +35,40 @@ impl Record {
         self.steps.is_empty()
     }
 
-    pub fn write(&self, tx: &Transaction<'_>, route: &str) -> Result<(), rusqlite::Error> {
-        for (seq, parked, outcome) in &self.steps {
+    /// `ordered`: whether a message waits for others of its key.
+    pub fn write(&self, tx: &Transaction<'_>, route: &str, ordered: bool) -> Result<(), rusqlite::Error> {
+        for (seq, parked, key, outcome) in &self.steps {
             match outcome {
                 Outcome::Retry { after, attempts, error } if *parked => {
                     let sql = format!(
-                        "update postroom_parked set state = 'retry', attempts = ?3, due_ms = {NOW} + ?4, last_error = ?5
-                          where route = ?1 and seq = ?2"
+                        "update postroom_parked set state = 'retry', attempts = ?3, due_ms = {NOW} + ?4, last_error = ?5,
+                                history = {}
+                          where route = ?1 and seq = ?2",
+                        noted("?3", "?5")
                     );
                     tx.execute(&sql, params![route, seq, attempts, after.as_millis() as i64, error])?;
                 }
                 Outcome::Retry { after, attempts, error } => {
-                    park(tx, route, *seq, "retry", *attempts, after.as_millis() as i64, Some(error))?;
+                    park(tx, route, *seq, ordered, "retry", *attempts, after.as_millis() as i64, Some(error))?;
                 }
-                Outcome::Queue => park(tx, route, *seq, "queued", 0, 0, None)?,
-                Outcome::Schedule => park(tx, route, *seq, "scheduled", 0, 0, None)?,
-                Outcome::Dead { attempts, cause, error } => {
+                Outcome::Queue => park(tx, route, *seq, ordered, "queued", 0, 0, None)?,
+                Outcome::Schedule => park(tx, route, *seq, ordered, "scheduled", 0, 0, None)?,
+                Outcome::Dead { attempts, cause, error, blocks_key } => {
                     let from = if *parked { "postroom_parked" } else { "postroom_outbox" };
                     let sql = format!(
-                        "insert into postroom_dead_letters (route, seq, lane, attempts, cause, error, {COPIED})
-                         select ?1, seq, 0, ?3, ?4, ?5, {COPIED} from {from} where seq = ?2 {}
+                        "insert into postroom_dead_letters (route, seq, lane, attempts, cause, error, history, {COPIED})
+                         select ?1, seq, 0, ?3, ?4, ?5, {}, {COPIED} from {from} where seq = ?2 {}
                              on conflict (route, seq) do nothing",
+                        if *parked { noted("?3", "?5") } else { noted("?3", "?5").replace("history", "'[]'") },
                         if *parked { "and route = ?1" } else { "" }
                     );
                     tx.execute(&sql, params![route, seq, attempts, cause.as_str(), error])?;
                     unpark(tx, route, *seq)?;
+                    if let Some(key) = key.as_ref().filter(|_| *blocks_key) {
+                        let sql = "insert into postroom_blocked_keys (route, ordering_key, seq, reason)
+                                   values (?1, ?2, ?3, ?4) on conflict do nothing";
+                        tx.execute(sql, params![route, key, seq, format!("dead: {error}")])?;
+                    }
                 }
                 Outcome::Done => unpark(tx, route, *seq)?,
                 Outcome::Release => {}
@@ -72,23 +81,35 @@ impl Record {
     }
 }
 
+/// The history with one failure more, at most the last 32; in SQL, of the parameters for attempt and error.
+fn noted(attempt: &str, error: &str) -> String {
+    format!(
+        "json_insert(case when json_array_length(history) >= 32 then json_remove(history, '$[0]') else history end, '$[#]',
+             json_object('at', strftime('%Y-%m-%dT%H:%M:%fZ', 'now'), 'attempt', {attempt}, 'error', {error}))"
+    )
+}
+
+#[expect(clippy::too_many_arguments, reason = "the columns of one row")]
 fn park(
     tx: &Transaction<'_>,
     route: &str,
     seq: i64,
+    ordered: bool,
     state: &str,
     attempts: u32,
     wait_ms: i64,
     error: Option<&String>,
 ) -> Result<(), rusqlite::Error> {
     let sql = format!(
-        "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, last_error, {COPIED})
-         select ?1, seq, 0, coalesce(key, aggregate_id), ?3, ?4,
-                case ?3 when 'scheduled' then coalesce(visible_ms, {NOW}) else {NOW} + ?5 end, ?6, {COPIED}
+        "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, last_error, history, {COPIED})
+         select ?1, seq, 0, case when ?7 then coalesce(key, aggregate_id) end, ?3, ?4,
+                case ?3 when 'scheduled' then coalesce(visible_ms, {NOW}) else {NOW} + ?5 end, ?6,
+                case when ?6 is null then '[]' else {} end, {COPIED}
            from postroom_outbox where seq = ?2
-             on conflict (route, seq) do nothing"
+             on conflict (route, seq) do nothing",
+        noted("?4", "?6").replace("history", "'[]'")
     );
-    tx.execute(&sql, params![route, seq, state, attempts, wait_ms, error]).map(drop)
+    tx.execute(&sql, params![route, seq, state, attempts, wait_ms, error, ordered]).map(drop)
 }
 
 fn unpark(tx: &Transaction<'_>, route: &str, seq: i64) -> Result<(), rusqlite::Error> {

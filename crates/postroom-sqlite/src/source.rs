@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    Claimed, Delivery, Origin, ReadId, Settled, Settlement, Source, Standing, StoreError, Token, TopicFilter, Want,
-    Watermark,
+    Claimed, Delivery, Order, Origin, ReadId, Report, Settled, Settlement, Source, Standing, StoreError, Token,
+    TopicFilter, Want, Watermark,
 };
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 
@@ -34,6 +34,8 @@ pub struct SqliteSourceOptions {
     pub owner: String,
     /// How long the lane stays with a relay that has fallen silent.
     pub lease: Duration,
+    /// Order within a key; the relay has to be told the same.
+    pub order: Order,
 }
 
 /// Claims messages of one route. All work happens on blocking threads, on one connection.
@@ -106,7 +108,7 @@ impl SqliteSource {
 
 #[async_trait]
 impl Source for SqliteSource {
-    async fn renew(&self) -> Result<Standing, StoreError> {
+    async fn renew(&self, _: &Report) -> Result<Standing, StoreError> {
         self.blocking("renew the lease", |inner| {
             let sql = format!(
                 "update postroom_lanes
@@ -127,6 +129,11 @@ impl Source for SqliteSource {
                 Some((epoch, _)) if inner.epoch == Some(epoch) => {}
                 Some((epoch, position)) => {
                     inner.lose();
+                    // Read by the relay before and only queued up, without its position having passed them: they are read
+                    // again, in order with those before them that it had in hand.
+                    let sql = "delete from postroom_parked where route = ?1 and seq > ?2 and state <> 'scheduled'
+                                  and attempts = 0 and last_error is null";
+                    inner.connection.execute(sql, params![inner.options.route, position])?;
                     inner.epoch = Some(epoch);
                     inner.position = position;
                 }
@@ -136,7 +143,7 @@ impl Source for SqliteSource {
             let settled = inner.settle(&[])?;
             inner.lost.extend(settled.lost_lanes);
             let (held, settled_ahead) = (usize::from(inner.epoch.is_some()), inner.watermark.settled_ahead());
-            Ok(Standing { held, lost_lanes: std::mem::take(&mut inner.lost), settled_ahead })
+            Ok(Standing { held, lost_lanes: std::mem::take(&mut inner.lost), settled_ahead, deaths: 0 })
         })
         .await
     }
@@ -191,15 +198,26 @@ impl Inner {
             return Ok(claimed);
         }
         // Everything is read before anything is taken in: an error half-way must not leave a read in nobody's hand.
-        let parked = if want.parked { self.read_parked(want.messages)? } else { Vec::new() };
-        let fresh = self.read_fresh(want.messages)?;
-        claimed.more = parked.len() >= want.messages || fresh.len() >= want.messages;
+        let (parked, parked_cut) =
+            if want.parked { self.read_parked(want.messages, want.bytes)? } else { (Vec::new(), false) };
+        let room = want.lane_messages_max.saturating_sub(self.watermark.open()).min(want.messages);
+        let (fresh, fresh_cut) = self.read_fresh(room, want.bytes)?;
+        claimed.more = parked_cut || fresh_cut || parked.len() >= want.messages || fresh.len() >= want.messages;
 
         for Found { seq, attempts, message, .. } in parked {
             let key = message.ordering_key().map(str::to_owned);
             let token = self.hand_out(Out { seq, key, read: None });
-            let (origin, scheduled, behind) = (Origin::Parked, false, false);
-            claimed.deliveries.push(Delivery { token, lane: LANE, origin, attempts, scheduled, behind, message });
+            let (origin, scheduled, behind, deaths) = (Origin::Parked, false, false, 0);
+            claimed.deliveries.push(Delivery {
+                token,
+                lane: LANE,
+                origin,
+                attempts,
+                scheduled,
+                behind,
+                deaths,
+                message,
+            });
         }
         let Some(last) = fresh.last() else { return Ok(claimed) };
         self.position = last.seq;
@@ -213,31 +231,41 @@ impl Inner {
         for Found { seq, attempts, scheduled, behind, message, .. } in wanted {
             let key = message.ordering_key().map(str::to_owned);
             let token = self.hand_out(Out { seq, key, read: Some(read) });
-            let origin = Origin::Outbox;
-            claimed.deliveries.push(Delivery { token, lane: LANE, origin, attempts, scheduled, behind, message });
+            let (origin, deaths) = (Origin::Outbox, 0);
+            claimed.deliveries.push(Delivery {
+                token,
+                lane: LANE,
+                origin,
+                attempts,
+                scheduled,
+                behind,
+                deaths,
+                message,
+            });
         }
         Ok(claimed)
     }
 
-    fn read_fresh(&self, limit: usize) -> Result<Vec<Found>, rusqlite::Error> {
+    /// In order, at most about `bytes`; whether there was more.
+    fn read_fresh(&self, limit: usize, bytes: usize) -> Result<(Vec<Found>, bool), rusqlite::Error> {
         // Dealt with: parked or buried before a crash kept the position from passing it.
         let sql = format!(
             "select o.*, 0 as attempts, coalesce(o.visible_ms > {NOW}, false) as scheduled,
                     (exists (select 1 from postroom_parked p where p.route = ?1 and p.seq = o.seq)
                      or exists (select 1 from postroom_dead_letters d where d.route = ?1 and d.seq = o.seq)) as dealt_with,
-                    exists (select 1 from postroom_parked p
-                             where p.route = ?1 and p.ordering_key = coalesce(o.key, o.aggregate_id)
-                               and p.state <> 'scheduled') as behind
+                    (exists (select 1 from postroom_parked p
+                              where p.route = ?1 and p.ordering_key = coalesce(o.key, o.aggregate_id)
+                                and p.state <> 'scheduled')
+                     or exists (select 1 from postroom_blocked_keys b
+                                 where b.route = ?1 and b.ordering_key = coalesce(o.key, o.aggregate_id))) as behind
                from postroom_outbox o where o.seq > ?2 order by o.seq limit ?3"
         );
-        self.connection
-            .prepare_cached(&sql)?
-            .query_map(params![self.options.route, self.position, limit as i64], Found::of)?
-            .collect()
+        let mut statement = self.connection.prepare_cached(&sql)?;
+        up_to(bytes, statement.query_map(params![self.options.route, self.position, limit as i64], Found::of)?)
     }
 
     /// Heads that are due, each with what queues behind it, up to the next head of the key.
-    fn read_parked(&self, limit: usize) -> Result<Vec<Found>, rusqlite::Error> {
+    fn read_parked(&self, limit: usize, bytes: usize) -> Result<(Vec<Found>, bool), rusqlite::Error> {
         let in_hand: Vec<i64> = self.out.values().filter(|out| out.read.is_none()).map(|out| out.seq).collect();
         let in_hand = serde_json::to_string(&in_hand).unwrap_or_default();
         let sql = format!(
@@ -249,6 +277,8 @@ impl Inner {
                             select 1 from postroom_parked e
                              where e.route = p.route and e.ordering_key = p.ordering_key and e.state <> 'scheduled'
                                and e.seq < p.seq))
+                    and not exists (select 1 from postroom_blocked_keys b
+                                     where b.route = p.route and b.ordering_key = p.ordering_key)
                   order by p.due_ms, p.seq limit ?3)
              select p.*, false as scheduled, false as behind, false as dealt_with from postroom_parked p
               where p.route = ?1 and p.seq not in (select value from json_each(?2))
@@ -261,10 +291,8 @@ impl Inner {
                                                    and n.state = 'retry' and n.seq > h.seq and n.seq < p.seq))))
               order by p.seq limit ?3"
         );
-        self.connection
-            .prepare_cached(&sql)?
-            .query_map(params![self.options.route, in_hand, limit as i64], Found::of)?
-            .collect()
+        let mut statement = self.connection.prepare_cached(&sql)?;
+        up_to(bytes, statement.query_map(params![self.options.route, in_hand, limit as i64], Found::of)?)
     }
 
     fn settle(&mut self, settlements: &[Settlement]) -> Result<Settled, rusqlite::Error> {
@@ -277,7 +305,8 @@ impl Inner {
         let mut record = Record::default();
         for settlement in settlements {
             if let Some(out) = self.out.get(&settlement.token) {
-                record.add(out.seq, out.key.as_deref(), out.read.is_none(), &settlement.outcome);
+                let key = out.key.as_deref().filter(|_| self.options.order != Order::None);
+                record.add(out.seq, key, out.read.is_none(), &settlement.outcome);
             }
         }
         // The watermark moves in memory only after the transaction committed, so that a repeated call repeats it whole.
@@ -296,7 +325,7 @@ impl Inner {
                 |row| row.get(0),
             )?;
             if held {
-                record.write(&tx, &route)?;
+                record.write(&tx, &route, self.options.order != Order::None)?;
                 tx.commit()?;
                 settled.more_parked = true;
             } else {
@@ -331,4 +360,21 @@ impl Inner {
         }
         Ok(settled)
     }
+}
+
+/// Takes rows as long as they fit in `bytes`, the first whatever its size; whether one did not.
+fn up_to(
+    bytes: usize,
+    rows: impl Iterator<Item = Result<Found, rusqlite::Error>>,
+) -> Result<(Vec<Found>, bool), rusqlite::Error> {
+    let (mut taken, mut weight) = (Vec::new(), 0);
+    for row in rows {
+        let row = row?;
+        if weight >= bytes && !taken.is_empty() {
+            return Ok((taken, true));
+        }
+        weight += row.message.payload.len() + 512;
+        taken.push(row);
+    }
+    Ok((taken, false))
 }

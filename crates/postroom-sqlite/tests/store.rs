@@ -37,9 +37,10 @@ async fn source(file: &File, owner: &str) -> SqliteSource {
         topics: TopicFilter::new(["orders"]).unwrap(),
         owner: owner.to_owned(),
         lease: Duration::from_secs(600),
+        order: postroom::Order::Key,
     };
     let source = SqliteSource::open(options).unwrap();
-    source.renew().await.unwrap();
+    source.renew(&postroom::Report::default()).await.unwrap();
     source
 }
 
@@ -54,7 +55,7 @@ fn message(key: &str) -> Message {
 }
 
 async fn claim(source: &SqliteSource) -> Vec<postroom::Delivery> {
-    source.claim(Want { messages: 100, parked: true }).await.unwrap().deliveries
+    source.claim(Want::up_to(100)).await.unwrap().deliveries
 }
 
 fn settled(token: Token, outcome: Outcome) -> Settlement {
@@ -127,7 +128,8 @@ async fn a_failed_message_parks_its_key_in_order() {
     assert_eq!(run.len(), 3);
     assert!(run.iter().all(|delivery| delivery.origin == Origin::Parked));
     assert_eq!(run[0].message.id, messages[0].id);
-    let dead = Outcome::Dead { attempts: 8, cause: postroom::Cause::Exhausted, error: "no".to_owned() };
+    let dead =
+        Outcome::Dead { attempts: 8, cause: postroom::Cause::Exhausted, error: "no".to_owned(), blocks_key: false };
     source.settle(&[settled(run[0].token, dead), settled(run[1].token, Outcome::Done)]).await.unwrap();
     source.settle(&[settled(run[2].token, Outcome::Done)]).await.unwrap();
     let status = postroom_sqlite::status(&connection).unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::message::{Headers, MessageId};
 
@@ -77,6 +77,22 @@ pub struct DeadLetter {
     pub payload_bytes: i64,
     /// Headers.
     pub headers: Headers,
+    /// Its last failures, oldest first.
+    pub history: Vec<FailedAttempt>,
+    /// Lane that it belongs to.
+    #[serde(skip)]
+    pub lane: i16,
+}
+
+/// One failed attempt.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct FailedAttempt {
+    /// When, by the database's clock.
+    pub at: String,
+    /// Attempts burned so far, this one included where it burned one.
+    pub attempt: i64,
+    /// What the sink said.
+    pub error: String,
 }
 
 /// What an operator does, with the row that is written about it in the same transaction.

@@ -32,6 +32,8 @@ pub struct Delivery {
     pub scheduled: bool,
     /// Another message of its key was parked when this one was read: it queues up behind it.
     pub behind: bool,
+    /// Relays that died while this was the only message that they had in flight.
+    pub deaths: u32,
     /// The message itself.
     pub message: Message,
 }
@@ -84,6 +86,8 @@ pub enum Outcome {
         cause: Cause,
         /// For the operator.
         error: String,
+        /// Its key waits until an operator decides.
+        blocks_key: bool,
     },
     /// Nothing became of it; a parked message goes back to where it was. Never used for a message from the outbox.
     Release,

@@ -9,8 +9,10 @@ mod error;
 mod event;
 mod guard;
 mod inbox;
+mod keys;
 mod limits;
 mod message;
+mod order;
 mod outbox;
 mod redact;
 mod retry;
@@ -24,22 +26,24 @@ mod verdict;
 mod wake;
 mod watermark;
 
-pub use dead_letter::{DeadFilter, DeadLetter, Deed};
+pub use dead_letter::{DeadFilter, DeadLetter, Deed, FailedAttempt};
 pub use delivery::{Cause, Delivery, Origin, Outcome, Settlement, Token};
 pub use error::{BoxError, StoreError, Unavailable};
 pub use event::{Event, EventError};
 pub use guard::{GuardError, expect_rows};
 pub use inbox::{Admission, Consumer, Inbox, InvalidConsumer, OnceError};
+pub use keys::{KeyDeed, WaitingKey, Whereabouts};
 pub use limits::{
     CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, LimitExceeded, NAME_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
 };
 pub use message::{Headers, Message, MessageId, headers_from_json};
+pub use order::{OnDead, Order};
 pub use outbox::{EnqueueError, Outbox};
 pub use redact::redact_url;
 pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide};
 pub use sink::{Batch, Sink, SinkLimits};
-pub use source::{Claimed, Settled, Source, Standing, Want};
+pub use source::{Claimed, Report, Settled, Source, Standing, Want};
 pub use status::{RouteStatus, StoreStatus};
 pub use subscription::{Received, Subscription};
 pub use topics::{InvalidTopicPattern, TopicFilter};

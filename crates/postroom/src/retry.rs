@@ -99,7 +99,7 @@ pub fn decide(verdict: Verdict, message: &Message, attempts: u32, policy: &Retry
         Verdict::Unknown(_) => return Disposition::Again,
         Verdict::Failed(failure) => failure,
     };
-    let error = failure.reason;
+    let error = tidy(failure.reason);
     let burned = attempts.saturating_add(1);
     match failure.kind {
         FailureKind::Busy => Disposition::Retry { after: policy.wait(burned, chance), attempts, error },
@@ -110,6 +110,20 @@ pub fn decide(verdict: Verdict, message: &Message, attempts: u32, policy: &Retry
         FailureKind::Permanent => Disposition::Dead { attempts: burned, cause: Cause::Permanent, error },
         FailureKind::Poison => Disposition::Dead { attempts: burned, cause: Cause::Poison, error },
     }
+}
+
+/// Fit for a database column and a screen: without NUL, which text columns cannot hold, and not longer than it is useful.
+fn tidy(mut reason: String) -> String {
+    const REASON_BYTES_MAX: usize = 4000;
+    if reason.contains('\0') {
+        reason = reason.replace('\0', "\u{fffd}");
+    }
+    if reason.len() > REASON_BYTES_MAX {
+        let end = (0..=REASON_BYTES_MAX).rev().find(|at| reason.is_char_boundary(*at)).unwrap_or_default();
+        reason.truncate(end);
+        reason.push('…');
+    }
+    reason
 }
 
 #[cfg(test)]
@@ -145,6 +159,15 @@ mod tests {
         }
         let last = decide(failed(FailureKind::Transient), &message(), attempts, &policy, 0.5);
         assert!(matches!(last, Disposition::Dead { attempts: 8, cause: Cause::Exhausted, .. }));
+    }
+
+    #[test]
+    fn a_reason_is_made_fit_for_a_text_column() {
+        let verdict = Verdict::failed(FailureKind::Permanent, format!("a\0b{}", "ä".repeat(5000)));
+        let Disposition::Dead { error, .. } = decide(verdict, &message(), 0, &RetryPolicy::default(), 0.0) else {
+            panic!("permanent is dead")
+        };
+        assert!(error.starts_with("a\u{fffd}bä") && error.len() < 4010);
     }
 
     #[test]

@@ -6,7 +6,8 @@ use crate::error::Unavailable;
 use crate::message::Message;
 use crate::verdict::Verdicts;
 
-/// Messages published together. No two of them share a key.
+/// Messages published together, in this order. With [`crate::Order::Key`] no two of them share a key; with
+/// [`crate::Order::Pipelined`] they may, and no other batch under way holds that key.
 #[derive(Debug)]
 pub struct Batch {
     messages: Vec<Message>,

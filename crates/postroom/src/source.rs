@@ -12,8 +12,32 @@ use crate::error::StoreError;
 pub struct Want {
     /// At most this many deliveries from the outbox, and as many parked ones.
     pub messages: usize,
+    /// At most about this many bytes of payloads and headers; the first message comes whatever its size.
+    pub bytes: usize,
+    /// At most this many deliveries of one lane may be out or settled ahead of its position, so that one busy key cannot
+    /// take every place.
+    pub lane_messages_max: usize,
     /// Whether to look at parked messages too.
     pub parked: bool,
+    /// At most one delivery in all, and durably noted before it is handed out: should this relay die over it, the next one
+    /// is told ([`Delivery::deaths`]).
+    pub alone: bool,
+}
+
+impl Want {
+    /// So many messages, whatever their size, parked ones too.
+    pub fn up_to(messages: usize) -> Self {
+        Self { messages, bytes: usize::MAX, lane_messages_max: usize::MAX, parked: true, alone: false }
+    }
+}
+
+/// What a relay says about itself with a renewal.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Why the sink is not published to now.
+    pub sink_down: Option<String>,
+    /// What killed the relays before this one, if it was a message, is behind it: their deaths count no more.
+    pub survived: bool,
 }
 
 /// What a claim brought.
@@ -50,6 +74,8 @@ pub struct Standing {
     pub lost_lanes: Vec<u16>,
     /// As in [`Settled`]; what a lost lane had is not counted any more.
     pub settled_ahead: usize,
+    /// Relays in a row that died holding one of these lanes, none of them having survived what it claimed.
+    pub deaths: u32,
 }
 
 /// Claims messages of one route and records what became of them.
@@ -64,7 +90,7 @@ pub struct Standing {
 pub trait Source: Send + Sync {
     /// Acquires free or expired lanes and extends the lease on those held. Called every third of [`Source::lease`];
     /// local deadlines are taken before the call is sent, so they only make the relay give up earlier.
-    async fn renew(&self) -> Result<Standing, StoreError>;
+    async fn renew(&self, report: &Report) -> Result<Standing, StoreError>;
 
     /// Hands out up to `want` deliveries of the lanes held.
     async fn claim(&self, want: Want) -> Result<Claimed, StoreError>;

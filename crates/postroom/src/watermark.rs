@@ -14,6 +14,7 @@ pub struct Watermark<P> {
     reads: VecDeque<Read<P>>,
     first: u64,
     settled_ahead: usize,
+    open: usize,
 }
 
 #[derive(Debug)]
@@ -25,7 +26,7 @@ struct Read<P> {
 
 impl<P> Default for Watermark<P> {
     fn default() -> Self {
-        Self { reads: VecDeque::new(), first: 0, settled_ahead: 0 }
+        Self { reads: VecDeque::new(), first: 0, settled_ahead: 0, open: 0 }
     }
 }
 
@@ -33,6 +34,7 @@ impl<P> Watermark<P> {
     /// Notes a read that handed out `outstanding` deliveries and reached `position`.
     pub fn opened(&mut self, position: P, outstanding: usize) -> ReadId {
         self.reads.push_back(Read { position, outstanding, settled: 0 });
+        self.open += outstanding;
         ReadId(self.first + self.reads.len() as u64 - 1)
     }
 
@@ -55,10 +57,16 @@ impl<P> Watermark<P> {
             if let Some(read) = self.reads.pop_front() {
                 self.first += 1;
                 self.settled_ahead -= read.settled;
+                self.open -= read.settled;
                 reached = Some(read.position);
             }
         }
         reached
+    }
+
+    /// Deliveries that the position has not passed, settled or not.
+    pub fn open(&self) -> usize {
+        self.open
     }
 
     /// Deliveries that are settled while the position waits for an older one.
@@ -80,10 +88,10 @@ mod tests {
         watermark.settled(second);
         watermark.settled(first);
         assert_eq!(watermark.advance(), None);
-        assert_eq!(watermark.settled_ahead(), 2);
+        assert_eq!((watermark.settled_ahead(), watermark.open()), (2, 3));
         watermark.settled(first);
         assert_eq!(watermark.advance(), Some("second"));
-        assert_eq!(watermark.settled_ahead(), 0);
+        assert_eq!((watermark.settled_ahead(), watermark.open()), (0, 0));
         assert_eq!(watermark.advance(), None);
     }
 

@@ -40,17 +40,22 @@ enum Answer {
     Nothing(String),
 }
 
-/// Channel exceptions that the broker raises over a message: its routing key may not be written to (403), a property or its
-/// size is not accepted (406, 311). A missing exchange (404) is nobody's fault but the topology's.
+/// Channel exceptions that the broker raises over a message: its routing key may not be written to (403 with topic
+/// permissions), a property or its size is not accepted (406, 311). A missing exchange (404), or one that nothing may be
+/// written to (403 without a topic), is nobody's fault but the topology's.
 fn answer_of(error: &lapin::Error) -> Answer {
     if let ErrorKind::ProtocolError(protocol) = error.kind()
         && let AMQPErrorKind::Soft(soft) = protocol.kind()
-        && matches!(
-            soft,
-            AMQPSoftError::ACCESSREFUSED | AMQPSoftError::PRECONDITIONFAILED | AMQPSoftError::CONTENTTOOLARGE
-        )
     {
-        return Answer::Refused(error.to_string());
+        let text = error.to_string();
+        let over_the_message = match soft {
+            AMQPSoftError::ACCESSREFUSED => text.contains("access to topic '"),
+            AMQPSoftError::PRECONDITIONFAILED | AMQPSoftError::CONTENTTOOLARGE => true,
+            _ => false,
+        };
+        if over_the_message {
+            return Answer::Refused(text);
+        }
     }
     Answer::Nothing(error.to_string())
 }

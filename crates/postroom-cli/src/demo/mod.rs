@@ -102,6 +102,7 @@ async fn play(dir: &Path, json: bool) -> Result<Ledger, Failure> {
         topics: TopicFilter::all(),
         owner: format!("demo/{}", MessageId::new()),
         lease: Duration::from_secs(15),
+        order: postroom::Order::Key,
     })?;
     let sink = Arc::new(SendsSomeTwice::new(broker.sink()));
     let relay = Relay::new(ROUTE, Arc::new(source), sink).wake_by(wake.clone());

@@ -5,10 +5,10 @@ with gone as (
      where q.route = $1 and q.seq = p.seq
     returning q.*, p.attempts as burned, p.cause, p.error
 )
-insert into postroom.dead_letters (route, seq, lane, attempts, cause, error, id, topic, type, payload, key, routing_key,
+insert into postroom.dead_letters (route, seq, lane, attempts, cause, error, history, id, topic, type, payload, key, routing_key,
                                    content_type, headers, tenant_id, aggregate_type, aggregate_id, aggregate_version,
                                    occurred_at)
-select route, seq, lane, burned, cause, error, id, topic, type, payload, key, routing_key, content_type, headers, tenant_id,
+select route, seq, lane, burned, cause, error, postroom.failure_noted(history, burned, error), id, topic, type, payload, key, routing_key, content_type, headers, tenant_id,
        aggregate_type, aggregate_id, aggregate_version, occurred_at
   from gone
     on conflict (route, seq) do nothing

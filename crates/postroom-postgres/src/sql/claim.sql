@@ -1,7 +1,7 @@
 -- What is new to each of our lanes, under one snapshot.
 --
 -- $1 lanes, $2 position seqs, $3 floors, $4 position snapshots, $5 catch-up snapshots (null: none), $6 catch-up seqs,
--- $7 limits; parallel arrays, one element a lane. $8 route, $9 topics as like patterns.
+-- $7 limits; parallel arrays, one element a lane. $8 route, $9 topics as like patterns, $10 bytes.
 --
 -- fresh: seq above the position, in order, on (lane, seq).
 -- late:  seq up to the position, not visible in the position's snapshot, visible now:
@@ -12,10 +12,12 @@
 --
 -- Plan: a nested loop over at most as many lanes as we hold; each branch an index scan that stops at its limit. Late
 -- branches read one row more than the limit, which tells that there is more.
+-- Bytes: beyond $10 rows come without payload, as `cut`; of each lane those are its last ones. The first row is never cut.
 with at as materialized (
     select pg_current_snapshot() as snapshot,
            clock_timestamp() as clock,
-           exists (select from postroom.parked where route = $8) as any_parked,
+           exists (select from postroom.parked where route = $8)
+               or exists (select from postroom.blocked_keys where route = $8) as any_parked,
            -- Rows behind these may have been parked or buried before a crash kept the position from passing them.
            (select max(seq) from postroom.parked where route = $8) as last_parked,
            (select max(seq) from postroom.dead_letters where route = $8) as last_dead
@@ -47,26 +49,36 @@ found as (
                   and (h.catch_up is null or pg_visible_in_snapshot(o.xid, h.catch_up))
                 order by o.seq limit h.n + 1)
           ) either order by either.seq limit h.n + 1) o
+),
+weighed as (
+    select f.*, w.wanted,
+           sum(case when w.wanted then octet_length(f.payload) + coalesce(octet_length(f.headers::text), 0) + 512 else 0 end)
+               over (order by f.seq rows between unbounded preceding and 1 preceding) >= $10 as heavy
+      from found f cross join at cross join lateral (
+          select f.topic like any ($9::text[])
+             and not (f.seq <= coalesce(at.last_parked, 0)
+                      and exists (select from postroom.parked p where p.route = $8 and p.seq = f.seq))
+             and not (f.seq <= coalesce(at.last_dead, 0)
+                      and exists (select from postroom.dead_letters d where d.route = $8 and d.seq = f.seq)) as wanted) w
 )
 select (-1)::smallint as lane, null::bigint as seq, false as late, false as wanted, false as scheduled, false as behind,
+       false as cut,
        null::uuid as id, at.snapshot::text as topic, null::text as type, null::bytea as payload, null::text as key,
        null::text as routing_key, null::text as content_type, null::text as headers, null::text as tenant_id,
        null::text as aggregate_type, null::text as aggregate_id, null::bigint as aggregate_version,
        null::timestamptz as occurred_at
   from at
 union all
-(select f.lane, f.seq, f.late, w.wanted, coalesce(f.visible_at > at.clock, false),
-       case when at.any_parked and w.wanted and coalesce(f.key, f.aggregate_id) is not null
+(select f.lane, f.seq, f.late, f.wanted, coalesce(f.visible_at > at.clock, false),
+       case when at.any_parked and f.wanted and coalesce(f.key, f.aggregate_id) is not null
             then exists (select from postroom.parked p
                           where p.route = $8 and p.ordering_key = coalesce(f.key, f.aggregate_id)
                             and p.state <> 'scheduled')
+              or exists (select from postroom.blocked_keys b
+                          where b.route = $8 and b.ordering_key = coalesce(f.key, f.aggregate_id))
             else false end,
-       f.id, f.topic, f.type, case when w.wanted then f.payload end, f.key, f.routing_key, f.content_type, f.headers::text,
-       f.tenant_id, f.aggregate_type, f.aggregate_id, f.aggregate_version, f.occurred_at
-  from found f cross join at cross join lateral (
-      select f.topic like any ($9::text[])
-         and not (f.seq <= coalesce(at.last_parked, 0)
-                  and exists (select from postroom.parked p where p.route = $8 and p.seq = f.seq))
-         and not (f.seq <= coalesce(at.last_dead, 0)
-                  and exists (select from postroom.dead_letters d where d.route = $8 and d.seq = f.seq)) as wanted) w
+       coalesce(f.heavy, false),
+       f.id, f.topic, f.type, case when f.wanted and f.heavy is not true then f.payload end, f.key, f.routing_key,
+       f.content_type, f.headers::text, f.tenant_id, f.aggregate_type, f.aggregate_id, f.aggregate_version, f.occurred_at
+  from weighed f cross join at
  order by f.seq)

@@ -1,5 +1,6 @@
 -- Parked messages that can go out: heads of their keys that are due, each with what queues behind it.
--- $1 route, $2 lanes held, $3 seqs already handed out, $4 limit of heads and of the whole, $5 limit of followers a head.
+-- $1 route, $2 lanes held, $3 seqs already handed out, $4 limit of heads and of the whole, $5 limit of followers a head,
+-- $6 bytes. Nothing of a blocked key.
 -- Heads by (route, due_at); a head in hand keeps its followers back. Followers by (route, ordering_key, seq), up to the
 -- next head of the key, which waits for its own time. Payloads are fetched only for what is handed out.
 with heads as (
@@ -9,6 +10,8 @@ with heads as (
        and (p.ordering_key is null or not exists (
                select from postroom.parked e
                 where e.route = p.route and e.ordering_key = p.ordering_key and e.state <> 'scheduled' and e.seq < p.seq))
+       and not exists (select from postroom.blocked_keys b
+                        where b.route = p.route and b.ordering_key = p.ordering_key)
      order by p.due_at, p.seq limit $4
 ),
 chosen as (
@@ -25,8 +28,14 @@ chosen as (
              order by q.seq limit $5) q
         where h.state = 'retry') c
      order by c.seq limit $4
+),
+weighed as (
+    select c.seq, sum(octet_length(p.payload) + coalesce(octet_length(p.headers::text), 0) + 512)
+                      over (order by c.seq rows between unbounded preceding and 1 preceding) as before
+      from chosen c join postroom.parked p on p.route = $1 and p.seq = c.seq
 )
 select p.lane, p.seq, p.ordering_key, p.attempts, p.id, p.topic, p.type, p.payload, p.key, p.routing_key, p.content_type,
        p.headers::text, p.tenant_id, p.aggregate_type, p.aggregate_id, p.aggregate_version, p.occurred_at
-  from chosen c join postroom.parked p on p.route = $1 and p.seq = c.seq
+  from weighed c join postroom.parked p on p.route = $1 and p.seq = c.seq
+ where coalesce(c.before, 0) < $6
  order by p.seq

@@ -2,7 +2,7 @@
 -- $8 newer than and $9 older than so many seconds; null: any. $10 limit.
 select d.route, d.seq, d.id, d.topic, d.type, coalesce(d.key, d.aggregate_id) as key, d.tenant_id, d.aggregate_id,
        d.attempts::bigint, d.cause, d.error, extract(epoch from clock_timestamp() - d.died_at)::float8,
-       octet_length(d.payload)::bigint, d.headers::text
+       octet_length(d.payload)::bigint, d.headers::text, d.history::text, d.lane
   from postroom.dead_letters d
  where ($1::text is null or d.route = $1)
    and ($2::uuid is null or d.id = $2)

@@ -1,17 +1,25 @@
 -- Says that this relay is alive, extends the lease on lanes held ($3, $4 epochs), and takes lanes that are free, expired, or
 -- ours under an epoch that we no longer know, with a new epoch, up to its share: lanes divided by relays, rounded up.
--- Time is the database's. $1 route, $2 owner, $5 lease in milliseconds. The first row has lane -1 and the share as epoch.
+-- Time is the database's. $1 route, $2 owner, $5 lease in milliseconds, $6 why the sink is down or null, $7 whether what
+-- killed earlier relays is behind us. The first row has lane -1 and the share as epoch.
 -- A recording transaction holds `for key share` on its lanes (lock_lanes.sql): it does not hold up our own renewal
 -- (`no key update`), but a takeover (`update`) passes it by and comes again.
 with present as (
-    insert into postroom.relays as r (route, owner, expires_at)
-    values ($1, $2, clock_timestamp() + $5::bigint * interval '1 millisecond')
-        on conflict (route, owner) do update set expires_at = excluded.expires_at
+    insert into postroom.relays as r (route, owner, expires_at, sink_down_since, sink_error)
+    values ($1, $2, clock_timestamp() + $5::bigint * interval '1 millisecond',
+            case when $6::text is not null then clock_timestamp() end, $6)
+        on conflict (route, owner) do update
+           set expires_at = excluded.expires_at, sink_error = excluded.sink_error,
+               sink_down_since = case when excluded.sink_error is not null
+                                      then coalesce(r.sink_down_since, excluded.sink_down_since) end
     returning 1
 ),
 gone as (
     delete from postroom.relays r
-     where r.route = $1 and r.owner <> $2 and r.expires_at < clock_timestamp() - interval '1 hour'
+     using (select g.owner from postroom.relays g
+             where g.route = $1 and g.owner <> $2 and g.expires_at < clock_timestamp() - interval '1 hour'
+               for update of g skip locked) g
+     where r.route = $1 and r.owner = g.owner
     returning 1
 ),
 share as (
@@ -29,7 +37,7 @@ held as (
        for no key update of l
 ),
 taken as (
-    select l.lane
+    select l.lane, (l.owner is not null and l.owner <> $2)::int as died
       from postroom.lanes l
      where l.route = $1
        and (l.owner is null or l.expires_at < clock_timestamp() or l.owner = $2)
@@ -39,17 +47,37 @@ taken as (
      limit (select greatest(share.lanes - cardinality($3::smallint[]), 0) from share)
        for update of l skip locked
 ),
-mine as (select lane, true as kept from held union all select lane, false from taken),
+-- Messages that the relay before had read and only queued up, without its position having passed them: they are read again,
+-- in order with those before them that it had in hand. Left parked, they could go out before those.
+unread as (
+    delete from postroom.parked p
+     using taken t, postroom.lanes l, postroom.outbox o
+     where p.route = $1 and p.lane = t.lane and p.state <> 'scheduled' and p.attempts = 0 and p.last_error is null
+       and l.route = $1 and l.lane = t.lane and o.lane = p.lane and o.seq = p.seq
+       and not (o.seq <= l.position_seq and pg_visible_in_snapshot(o.xid, l.position_snapshot))
+       and not (l.catch_up_snapshot is not null and o.seq <= l.catch_up_seq
+                and pg_visible_in_snapshot(o.xid, l.catch_up_snapshot))
+),
+blamed as (
+    update postroom.suspects s set deaths = s.deaths + 1, alone = false
+      from taken t
+     where s.route = $1 and s.lane = t.lane and s.alone and t.died = 1
+),
+cleared as (
+    delete from postroom.suspects s using held h where $7 and s.route = $1 and s.lane = h.lane
+),
+mine as (select lane, true as kept, 0 as died from held union all select lane, false, died from taken),
 renewed as (
     update postroom.lanes l
        set owner = $2, expires_at = clock_timestamp() + $5::bigint * interval '1 millisecond',
-           epoch = case when mine.kept then l.epoch else l.epoch + 1 end
+           epoch = case when mine.kept then l.epoch else l.epoch + 1 end,
+           deaths = case when mine.kept and $7 then 0 else least(l.deaths + mine.died, 100) end
       from mine
      where l.route = $1 and l.lane = mine.lane
     returning l.lane, l.epoch, mine.kept, l.position_snapshot::text, l.position_seq, l.floor_seq,
-              l.catch_up_snapshot::text, l.catch_up_seq
+              l.catch_up_snapshot::text, l.catch_up_seq, l.deaths
 )
-select (-1)::smallint, share.lanes, false, null::text, null::bigint, null::bigint, null::text, null::bigint
+select (-1)::smallint, share.lanes, false, null::text, null::bigint, null::bigint, null::text, null::bigint, null::int
   from share, present, (select count(*) from gone) g
 union all
 select * from renewed

@@ -153,10 +153,15 @@ async fn a_relay_role_can_do_its_work_and_read_no_business_table() {
     let connector = postroom_postgres::Connector::new(&url).unwrap();
     let relay = postroom_postgres::LogSource::open(connector.clone(), crate::setup::options("relay")).await.unwrap();
     use postroom::Source;
-    relay.renew().await.unwrap();
+    relay.renew(&postroom::Report::default()).await.unwrap();
     let claimed = claim_all(&relay).await;
     let retry = postroom::Outcome::Retry { after: std::time::Duration::ZERO, attempts: 1, error: "x".to_owned() };
-    let dead = postroom::Outcome::Dead { attempts: 1, cause: postroom::Cause::Permanent, error: "x".to_owned() };
+    let dead = postroom::Outcome::Dead {
+        attempts: 1,
+        cause: postroom::Cause::Permanent,
+        error: "x".to_owned(),
+        blocks_key: false,
+    };
     relay
         .settle(&[crate::setup::settled(claimed[0].token, retry), crate::setup::settled(claimed[1].token, dead)])
         .await

@@ -17,13 +17,13 @@ async fn a_second_relay_stands_by_until_the_lease_expires() {
     let client = database.connect().await;
     let first = source(&database, "first").await;
     let second = LogSource::open(connector(&database), options("second")).await.unwrap();
-    assert_eq!(second.renew().await.unwrap().held, 0);
+    assert_eq!(second.renew(&postroom::Report::default()).await.unwrap().held, 0);
     let ids = enqueue(&client, Some("a"), 1).await;
     assert!(claim_all(&second).await.is_empty());
     client.batch_execute(EXPIRE).await.unwrap();
-    assert_eq!(second.renew().await.unwrap().held, 16);
+    assert_eq!(second.renew(&postroom::Report::default()).await.unwrap().held, 16);
     assert_eq!(drain(&second).await, ids);
-    let standing = first.renew().await.unwrap();
+    let standing = first.renew(&postroom::Report::default()).await.unwrap();
     assert_eq!((standing.held, standing.lost_lanes.len()), (0, 16));
 }
 
@@ -36,13 +36,13 @@ async fn relays_share_the_lanes_as_they_come_and_go() {
     let in_hand = claim_all(&first).await;
     let second = source(&database, "second").await;
     // What the first has in hand it keeps until it is settled.
-    let kept = first.renew().await.unwrap();
+    let kept = first.renew(&postroom::Report::default()).await.unwrap();
     assert!(kept.held > 8 && kept.lost_lanes.is_empty());
-    let granted = second.renew().await.unwrap().held;
+    let granted = second.renew(&postroom::Report::default()).await.unwrap().held;
     assert_eq!(kept.held + granted, 16);
     first.settle(&done(in_hand.iter().map(|delivery| delivery.token))).await.unwrap();
-    assert_eq!(first.renew().await.unwrap().held, 8);
-    assert_eq!(second.renew().await.unwrap().held, 8);
+    assert_eq!(first.renew(&postroom::Report::default()).await.unwrap().held, 8);
+    assert_eq!(second.renew(&postroom::Report::default()).await.unwrap().held, 8);
     assert!(drain(&second).await.is_empty(), "a graceful handing over repeats nothing");
     let ids = enqueue(&client, None, 100).await;
     let mut found = [drain(&first).await, drain(&second).await].concat();
@@ -53,10 +53,13 @@ async fn relays_share_the_lanes_as_they_come_and_go() {
 
     let third = source(&database, "third").await;
     for relay in [&first, &second, &third, &first, &second, &third] {
-        relay.renew().await.unwrap();
+        relay.renew(&postroom::Report::default()).await.unwrap();
     }
-    let held =
-        [first.renew().await.unwrap().held, second.renew().await.unwrap().held, third.renew().await.unwrap().held];
+    let held = [
+        first.renew(&postroom::Report::default()).await.unwrap().held,
+        second.renew(&postroom::Report::default()).await.unwrap().held,
+        third.renew(&postroom::Report::default()).await.unwrap().held,
+    ];
     assert_eq!(held.iter().sum::<usize>(), 16, "{held:?}");
     assert!(held.iter().all(|held| *held <= 6), "{held:?}");
     // One stops in order, one dies.
@@ -64,7 +67,7 @@ async fn relays_share_the_lanes_as_they_come_and_go() {
     let silent = "update postroom.lanes set expires_at = '-infinity' where owner = 'second'";
     client.batch_execute(silent).await.unwrap();
     client.batch_execute("update postroom.relays set expires_at = '-infinity' where owner = 'second'").await.unwrap();
-    assert_eq!(first.renew().await.unwrap().held, 16);
+    assert_eq!(first.renew(&postroom::Report::default()).await.unwrap().held, 16);
 }
 
 #[tokio::test]
@@ -75,7 +78,7 @@ async fn a_relay_that_only_missed_its_renewal_goes_on_where_it_was() {
     let ids = enqueue(&client, Some("a"), 2).await;
     let claimed = claim_all(&source).await;
     client.batch_execute(EXPIRE).await.unwrap();
-    let standing = source.renew().await.unwrap();
+    let standing = source.renew(&postroom::Report::default()).await.unwrap();
     assert_eq!((standing.held, standing.lost_lanes.len()), (16, 0));
     source.settle(&done(claimed.iter().map(|delivery| delivery.token))).await.unwrap();
     assert_eq!(claimed.iter().map(|delivery| delivery.message.id).collect::<Vec<_>>(), ids);
@@ -96,7 +99,8 @@ async fn a_stale_epoch_changes_nothing() {
                      || (select count(*) from postroom.parked) || (select count(*) from postroom.dead_letters)";
     let before: String = client.query_one(state, &[]).await.unwrap().get(0);
     let retry = Outcome::Retry { after: Duration::ZERO, attempts: 1, error: "x".to_owned() };
-    let dead = Outcome::Dead { attempts: 1, cause: postroom::Cause::Permanent, error: "x".to_owned() };
+    let dead =
+        Outcome::Dead { attempts: 1, cause: postroom::Cause::Permanent, error: "x".to_owned(), blocks_key: false };
     let settlements =
         [settled(claimed[0].token, Outcome::Done), settled(claimed[1].token, retry), settled(claimed[2].token, dead)];
     let outcome = stale.settle(&settlements).await.unwrap();
@@ -127,7 +131,7 @@ async fn released_lanes_are_free_at_once() {
     let first = source(&database, "first").await;
     first.release().await.unwrap();
     let second = source(&database, "second").await;
-    assert_eq!(second.renew().await.unwrap().held, 16);
+    assert_eq!(second.renew(&postroom::Report::default()).await.unwrap().held, 16);
 }
 
 #[tokio::test]
@@ -161,9 +165,9 @@ async fn a_parked_head_in_hand_when_its_lane_was_lost_is_claimed_again_after_the
     assert_eq!(claim_all(&relay).await.len(), 1);
     client.batch_execute(EXPIRE).await.unwrap();
     let other = source(&database, "other").await;
-    assert_eq!(relay.renew().await.unwrap().lost_lanes.len(), 16);
+    assert_eq!(relay.renew(&postroom::Report::default()).await.unwrap().lost_lanes.len(), 16);
     other.release().await.unwrap();
-    assert_eq!(relay.renew().await.unwrap().held, 16);
+    assert_eq!(relay.renew(&postroom::Report::default()).await.unwrap().held, 16);
     assert_eq!(drain(&relay).await, ids);
 }
 
@@ -176,12 +180,14 @@ async fn a_route_that_passes_other_topics_writes_how_far_it_came_and_gives_its_l
     let first = crate::setup::source_with(&database, other_topic).await;
     enqueue(&client, None, 50).await;
     assert!(claim_all(&first).await.is_empty());
-    first.renew().await.unwrap();
+    first.renew(&postroom::Report::default()).await.unwrap();
     let passed: i64 = client.query_one("select max(position_seq) from postroom.lanes", &[]).await.unwrap().get(0);
     assert_eq!(passed, 50);
     enqueue(&client, None, 50).await;
     assert!(claim_all(&first).await.is_empty());
     let second = source(&database, "second").await;
-    first.renew().await.unwrap();
-    assert_eq!(second.renew().await.unwrap().held, 8);
+    first.renew(&postroom::Report::default()).await.unwrap();
+    assert!(claim_all(&first).await.is_empty(), "this writes the positions of the lanes that leave");
+    first.renew(&postroom::Report::default()).await.unwrap();
+    assert_eq!(second.renew(&postroom::Report::default()).await.unwrap().held, 8);
 }

@@ -13,3 +13,4 @@ mod plans;
 mod restore;
 mod setup;
 mod transactions;
+mod trouble;

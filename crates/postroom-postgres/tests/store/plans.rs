@@ -23,8 +23,8 @@ async fn explain(client: &Client, at: &At<'_>, limit: i64) -> Value {
     let (catch_ups, catch_up_seqs): (Vec<Option<&str>>, Vec<Option<i64>>) = (vec![None; 16], vec![None; 16]);
     let likes = vec!["%"];
     let sql = format!("explain (analyze, buffers, format json) {}", include_str!("../../src/sql/claim.sql"));
-    let parameters: [&(dyn ToSql + Sync); 9] =
-        [&lanes, &seqs, &floors, &snapshots, &catch_ups, &catch_up_seqs, &limits, &ROUTE, &likes];
+    let parameters: [&(dyn ToSql + Sync); 10] =
+        [&lanes, &seqs, &floors, &snapshots, &catch_ups, &catch_up_seqs, &limits, &ROUTE, &likes, &(64_i64 << 20)];
     // The second run: what the first one read into the cache is not counted.
     client.query_one(&sql, &parameters).await.unwrap();
     client.query_one(&sql, &parameters).await.unwrap().get::<_, Value>(0)[0]["Plan"].clone()

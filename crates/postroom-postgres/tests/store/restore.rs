@@ -96,7 +96,7 @@ async fn a_server_that_went_back_in_time_under_a_running_relay_loses_no_new_mess
 /// Renews until the relay has its lanes again: calls fail while it finds out that the server is another.
 async fn until_renewed(relay: &postroom_postgres::LogSource) {
     for _ in 0..20 {
-        if let Ok(standing) = relay.renew().await
+        if let Ok(standing) = relay.renew(&postroom::Report::default()).await
             && standing.held > 0
         {
             return;

@@ -26,6 +26,7 @@ pub fn options(owner: &str) -> LogSourceOptions {
         owner: owner.to_owned(),
         lease: Duration::from_secs(600),
         start_at: StartAt::Oldest,
+        order: postroom::Order::Key,
     }
 }
 
@@ -36,7 +37,7 @@ pub async fn source(database: &Database, owner: &str) -> LogSource {
 
 pub async fn source_with(database: &Database, options: LogSourceOptions) -> LogSource {
     let source = LogSource::open(connector(database), options).await.unwrap();
-    source.renew().await.unwrap();
+    source.renew(&postroom::Report::default()).await.unwrap();
     source
 }
 
@@ -49,14 +50,14 @@ pub fn settled(token: Token, outcome: Outcome) -> Settlement {
 }
 
 pub fn want(messages: usize) -> Want {
-    Want { messages, parked: false }
+    Want { parked: false, ..Want::up_to(messages) }
 }
 
 /// Everything that is there now, not settled.
 pub async fn claim_all(source: &LogSource) -> Vec<Delivery> {
     let mut deliveries = Vec::new();
     loop {
-        let claimed = source.claim(Want { messages: 500, parked: true }).await.unwrap();
+        let claimed = source.claim(Want::up_to(500)).await.unwrap();
         let empty = claimed.deliveries.is_empty() && !claimed.more;
         deliveries.extend(claimed.deliveries);
         if empty {

@@ -1,0 +1,45 @@
+//! `postroom why ID`: one message's life.
+
+use clap::Args;
+use postroom::MessageId;
+
+use crate::StoreArgs;
+use crate::dead::store;
+use crate::exit::{self, Failure};
+use crate::store::Store;
+
+#[derive(Debug, Args)]
+pub struct WhyArgs {
+    /// Message id
+    id: MessageId,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+pub async fn why(args: WhyArgs, json: bool) -> Result<(), Failure> {
+    let found = match store(&args.store)? {
+        Store::Postgres(connector) => postroom_postgres::whereabouts(&connector, args.id).await?,
+        Store::Sqlite(path) => postroom_sqlite::whereabouts(&postroom_sqlite::connect(&path)?, args.id)?,
+    };
+    if found.is_empty() {
+        let text = format!(
+            "no message {} is known: its transaction did not commit, no relay has ever run, or retention removed it",
+            args.id
+        );
+        return Err(Failure::new(exit::FAILURE, text));
+    }
+    if json {
+        println!("{}", serde_json::json!({ "id": args.id.to_string(), "routes": found }));
+        return Ok(());
+    }
+    for place in found {
+        println!("route {}: {}, key {}", place.route, place.state, place.key.as_deref().unwrap_or("-"));
+        for line in place.because {
+            println!("  {line}");
+        }
+        for failed in place.history {
+            println!("  {}  attempt {}: {}", failed.at, failed.attempt, failed.error);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,15 @@
+-- Notes which message is about to be the only one in flight, and returns how many relays died over it.
+-- $1 route, $2 lane, $3 epoch, $4 owner, $5 seq.
+with ours as (
+    select l.lane from postroom.lanes l
+     where l.route = $1 and l.owner = $4
+       and exists (select from postroom.lanes t where t.route = $1 and t.lane = $2 and t.epoch = $3 and t.owner = $4)
+),
+others as (
+    update postroom.suspects s set alone = false
+      from ours where s.route = $1 and s.lane = ours.lane and s.alone and (s.lane, s.seq) <> ($2, $5)
+)
+insert into postroom.suspects as s (route, lane, seq, alone)
+select $1, $2, $5, true from ours where ours.lane = $2
+    on conflict (route, lane, seq) do update set alone = true
+returning s.deaths

@@ -1,0 +1,44 @@
+-- One message on every route that has run. $1 id.
+with found as (
+    select o.seq, o.lane, o.topic, coalesce(o.key, o.aggregate_id) as key, o.xid, o.visible_at, true as kept
+      from postroom.outbox o where o.id = $1
+    union all
+    select q.seq, q.lane, q.topic, coalesce(q.key, q.aggregate_id), null, null, false
+      from (select * from (select route, seq, lane, topic, key, aggregate_id, id from postroom.parked where id = $1
+                           union all
+                           select route, seq, lane, topic, key, aggregate_id, id from postroom.dead_letters where id = $1) as either
+             limit 1) q
+     where not exists (select from postroom.outbox where id = $1)
+)
+select r.name, f.key,
+       exists (select from unnest(r.topics) t
+                where f.topic = t or (t like '%*' and starts_with(f.topic, left(t, -1)))) as taken,
+       not f.kept
+         or (f.seq <= l.position_seq and pg_visible_in_snapshot(f.xid, l.position_snapshot))
+         or (l.catch_up_snapshot is not null and f.seq <= l.catch_up_seq
+             and pg_visible_in_snapshot(f.xid, l.catch_up_snapshot)) as passed,
+       p.state, p.attempts::bigint as attempts, p.last_error,
+       greatest(extract(epoch from p.due_at - clock_timestamp()), 0)::float8 as due_in,
+       p.history::text as parked_history,
+       (select h.id::text from postroom.parked h
+         where h.route = r.name and h.ordering_key = f.key and h.state <> 'scheduled' and h.seq < f.seq
+         order by h.seq limit 1) as behind,
+       d.attempts::bigint as dead_attempts, d.cause, d.error, extract(epoch from clock_timestamp() - d.died_at)::float8 as died_ago,
+       d.history::text as dead_history,
+       b.reason as blocked_because, extract(epoch from clock_timestamp() - b.blocked_at)::float8 as blocked_for,
+       b.seq as blocked_seq,
+       case when l.expires_at > clock_timestamp() then l.owner end as owner,
+       y.sink_error, extract(epoch from clock_timestamp() - y.sink_down_since)::float8 as sink_down_for,
+       (select count(*) from (select from postroom.outbox e
+                               where e.lane = f.lane and e.seq > l.position_seq and e.seq < f.seq limit 10000) e) as before,
+       greatest(extract(epoch from f.visible_at - clock_timestamp()), 0)::float8 as visible_in,
+       l.deaths
+  from found f
+ cross join postroom.routes r
+  join postroom.lanes l on l.route = r.name and l.lane = f.lane
+  left join postroom.parked p on p.route = r.name and p.seq = f.seq
+  left join postroom.dead_letters d on d.route = r.name and d.seq = f.seq
+  left join lateral (select * from postroom.blocked_keys k where k.route = r.name and k.ordering_key = f.key
+                      order by k.seq desc limit 1) b on true
+  left join postroom.relays y on y.route = r.name and y.owner = l.owner
+ order by r.name

@@ -1,0 +1,110 @@
+//! One message's life, for an operator who asks why it has not arrived.
+
+use postroom::{BoxError, MessageId, StoreError, Whereabouts};
+use tokio_postgres::Row;
+
+use crate::connect::Connector;
+use crate::link::store_error;
+
+/// Where a message is on every route that has run; empty when no route has it or no route has run.
+pub async fn whereabouts(connector: &Connector, id: MessageId) -> Result<Vec<Whereabouts>, StoreError> {
+    let failed = |error| store_error("look for a message", error);
+    let client = connector.connect().await?;
+    let rows = client.query(include_str!("sql/why.sql"), &[id.as_uuid()]).await.map_err(failed)?;
+    rows.iter()
+        .map(whereabouts_of)
+        .collect::<Result<_, _>>()
+        .map_err(|error| StoreError::Refused { what: "look for a message", source: BoxError::from(error) })
+}
+
+fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
+    let mut because = Vec::new();
+    let route: String = row.try_get("name")?;
+    let key: Option<String> = row.try_get("key")?;
+    let seconds = |column: &str| -> Result<String, tokio_postgres::Error> {
+        Ok(row.try_get::<_, Option<f64>>(column)?.map_or_else(String::new, |s| format!("{s:.1} s")))
+    };
+    let (mut attempts, mut history) = (0, Vec::new());
+    let parked: Option<String> = row.try_get("state")?;
+    let blocked: Option<String> = row.try_get("blocked_because")?;
+    let cause: Option<String> = row.try_get("cause")?;
+    let relay = |because: &mut Vec<String>| -> Result<(), tokio_postgres::Error> {
+        match row.try_get::<_, Option<String>>("owner")? {
+            Some(owner) => {
+                because.push(format!("relay {owner} holds its lane"));
+                if let Some(error) = row.try_get::<_, Option<String>>("sink_error")? {
+                    because.push(format!("that relay's sink is down since {}: {error}", seconds("sink_down_for")?));
+                }
+            }
+            None => because.push("no relay holds its lane: start one with `postroom run`".to_owned()),
+        }
+        if row.try_get::<_, i32>("deaths")? > 0 {
+            let deaths: i32 = row.try_get("deaths")?;
+            because.push(format!("{deaths} relays in a row died holding its lane; it is relayed in small steps"));
+        }
+        Ok(())
+    };
+    let block = |because: &mut Vec<String>| -> Result<(), tokio_postgres::Error> {
+        if let Some(reason) = &blocked {
+            let by = if row.try_get::<_, i64>("blocked_seq")? > 0 { "skip" } else { "unpark" };
+            let since = seconds("blocked_for")?;
+            because.push(format!("its key is blocked since {since} ({reason}); `postroom keys {by}` lets it go on"));
+        }
+        Ok(())
+    };
+    let state = if let Some(cause) = cause {
+        attempts = row.try_get("dead_attempts")?;
+        history = serde_json::from_str(row.try_get("dead_history")?).unwrap_or_default();
+        let error: String = row.try_get("error")?;
+        because.push(format!("it died {} ago, {cause} after {attempts} attempts: {error}", seconds("died_ago")?));
+        because.push("`postroom dead retry` sends it again, `postroom dead discard` gives it up".to_owned());
+        "dead"
+    } else if let Some(parked) = parked {
+        attempts = row.try_get("attempts")?;
+        history = serde_json::from_str(row.try_get("parked_history")?).unwrap_or_default();
+        let error: Option<String> = row.try_get("last_error")?;
+        let behind: Option<String> = row.try_get("behind")?;
+        let state = match parked.as_str() {
+            "scheduled" => {
+                because.push(format!("it is delayed and due in {}", seconds("due_in")?));
+                "scheduled"
+            }
+            _ if blocked.is_some() => "blocked",
+            _ => match behind {
+                Some(head) => {
+                    because.push(format!("it queues up behind message {head} of its key, which waits itself"));
+                    "queued"
+                }
+                None => {
+                    because.push(format!("it is tried again in {} (attempts so far: {attempts})", seconds("due_in")?));
+                    "retry"
+                }
+            },
+        };
+        because.extend(error.map(|error| format!("its last error: {error}")));
+        block(&mut because)?;
+        relay(&mut because)?;
+        state
+    } else if !row.try_get::<_, bool>("taken")? {
+        because.push("the route does not take its topic".to_owned());
+        "not_taken"
+    } else if row.try_get::<_, bool>("passed")? {
+        because.push("the broker confirmed it, or it was discarded by an operator (see the audit table)".to_owned());
+        "acked"
+    } else {
+        let before: i64 = row.try_get("before")?;
+        if row.try_get::<_, Option<f64>>("visible_in")?.is_some_and(|seconds| seconds > 0.0) {
+            because.push(format!("it is delayed and due in {}", seconds("visible_in")?));
+        }
+        because.push(match before {
+            0 => "it is the next of its lane, or in a relay's hands".to_owned(),
+            _ => {
+                format!("{before}{} messages of its lane are before it", if before >= 10_000 { " or more" } else { "" })
+            }
+        });
+        block(&mut because)?;
+        relay(&mut because)?;
+        "waiting"
+    };
+    Ok(Whereabouts { route, state, key, attempts, because, history })
+}
