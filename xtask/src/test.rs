@@ -52,7 +52,17 @@ pub(crate) fn passed_on<'a>(command: &str, args: &'a [String]) -> Result<&'a [St
 pub(crate) fn build_programs(workspace: &Workspace, held: &Held) -> Result<(), Failure> {
     step("build the programs that the tests kill", || {
         let mut cargo = workspace.cargo();
-        cargo.args(["build", "--release", "-p", "postroom-cli", "-p", "orders"]);
+        // What ships has no crash points; the programs that tests kill have.
+        cargo.args([
+            "build",
+            "--release",
+            "-p",
+            "postroom-cli",
+            "-p",
+            "orders",
+            "--features",
+            "postroom-cli/crash-points",
+        ]);
         if held.run(&mut cargo)?.success() { Ok(()) } else { Err(Failure::work("the build failed, see above")) }
     })
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Claimed, Delivery, Order, Report, Settled, Settlement, Source, Standing, StoreError, TopicFilter, Want,
+    Claimed, Delivery, Order, Report, Settled, Settlement, Source, Standing, StoreError, TopicFilter, Want, crash_point,
 };
 use tokio_postgres::types::ToSql;
 
@@ -279,6 +279,7 @@ impl LogSource {
                 return Err(error);
             }
         };
+        crash_point("claim.read");
         let mut asked = asked;
         let mut read = Read::of(&rows)?;
         if want.alone {
@@ -314,6 +315,7 @@ impl LogSource {
                 session.client.query(&statement, &[route, &lanes, &in_hand, &heads, &followers, &bytes]).await
             })
             .await?;
+        crash_point("claim.parked");
         let found: Vec<ParkedRow> = rows.iter().map(ParkedRow::of).collect::<Result<_, _>>()?;
         let mut state = self.state();
         if state.generation != generation {
@@ -333,8 +335,10 @@ impl LogSource {
             return Ok(());
         }
         let key = (generation, self.options.route.as_str(), self.options.owner.as_str());
+        crash_point("positions.before");
         match record::positions(&self.positions, key, &moves).await {
             Ok(written) => {
+                crash_point("positions.after");
                 let mut state = self.state();
                 for (number, epoch, _) in &moves {
                     if !written.contains(number) {
@@ -376,6 +380,7 @@ impl Source for LogSource {
                 session.client.query(&statement, &[route, owner, &lanes, &epochs, &lease_ms, sink_down, survived]).await
             })
             .await?;
+        crash_point("renew.after");
         let (share, granted) = Granted::all(&rows)?;
         {
             let mut state = self.state();
@@ -386,6 +391,7 @@ impl Source for LogSource {
         let leaving = self.state().keep_to(share);
         if !leaving.is_empty() {
             self.give_back(generation, &leaving).await?;
+            crash_point("give_back.after");
             self.state().gave_back(&leaving);
         }
         let mut state = self.state();
@@ -401,6 +407,7 @@ impl Source for LogSource {
     }
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError> {
+        crash_point("settle.begin");
         let mut settled = Settled::default();
         let (record, generation) = {
             let state = self.state();
@@ -443,6 +450,7 @@ impl Source for LogSource {
     }
 
     async fn release(&self) -> Result<(), StoreError> {
+        crash_point("release.before");
         // Lanes are given back even when the newest positions could not be written: that repeats, and loses nothing.
         let written = self.write_positions().await;
         let (held, generation) = {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use postroom::{Outcome, StoreError};
+use postroom::{Outcome, StoreError, crash_point};
 use tokio_postgres::types::ToSql;
 
 use crate::link::Link;
@@ -193,7 +193,9 @@ impl Record {
             if !keys.is_empty() && ordered {
                 tx.execute(include_str!("sql/promote.sql"), &[&route, &keys]).await?;
             }
+            crash_point("record.before_commit");
             tx.commit().await?;
+            crash_point("record.after_commit");
             Ok(held)
         })
         .await

@@ -10,9 +10,11 @@ mod chance;
 mod engine;
 mod keys;
 mod parking;
+mod protocol;
 mod rate;
 mod relay;
 mod suspects;
 
-pub use engine::{Action, BatchId, Counters, Engine, EngineOptions, Input};
+pub use engine::Engine;
+pub use protocol::{Action, BatchId, Counters, EngineOptions, Input};
 pub use relay::{Relay, Summary};

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use postroom::{OnDead, Order, RetryPolicy, Sink, Source, StoreError, Wake};
+use postroom::{OnDead, Order, RetryPolicy, Sink, Source, StoreError, Wake, crash_point, crash_point_over};
 
-use crate::engine::{Action, Counters, Engine, EngineOptions, Input};
+use crate::engine::Engine;
+use crate::protocol::{Action, Counters, EngineOptions, Input};
 
 /// Relays one route from a source to a sink, as a process of its own or inside an application.
 ///
@@ -224,12 +225,15 @@ impl Relay {
                 Some(Input::Settled(settled.inspect_err(|error| drop(self.complain("settle messages", error))).ok()))
             }),
             Action::Publish(id, batch) => Box::pin(async move {
+                crash_point("publish.before");
+                batch.messages().iter().for_each(|message| crash_point_over("publish", &message.kind));
                 // A sink that panics over a message ends its batch, not the relay.
                 let verdicts = AssertUnwindSafe(self.sink.publish(&batch)).catch_unwind().await;
                 let verdicts = match verdicts {
                     Ok(verdicts) => verdicts.map_err(|error| self.complain("publish", &error)),
                     Err(panic) => Err(self.panicked("publish", panic.as_ref())),
                 };
+                crash_point("publish.after");
                 Some(Input::Published(id, verdicts))
             }),
             Action::Probe => Box::pin(async {

@@ -4,6 +4,8 @@ pub mod chance;
 pub mod judge;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "proxy")]
+pub mod proxy;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
 pub mod services;

@@ -3,6 +3,7 @@
 //! No I/O, no runtime, no driver and no broker in here. An application that writes messages needs this crate and one
 //! store (`postroom-postgres` or `postroom-sqlite`); `ARCHITECTURE.md` is the map of the rest.
 
+mod crash;
 mod dead_letter;
 mod delivery;
 mod error;
@@ -26,6 +27,7 @@ mod verdict;
 mod wake;
 mod watermark;
 
+pub use crash::{crash_point, crash_point_over};
 pub use dead_letter::{DeadFilter, DeadLetter, Deed, FailedAttempt};
 pub use delivery::{Cause, Delivery, Origin, Outcome, Settlement, Token};
 pub use error::{BoxError, StoreError, Unavailable};

@@ -14,7 +14,7 @@ use postroom_consumer::{Handled, Handler, HandlerError, Receiver};
 use postroom_postgres::{Connector, Postgres, migrate, status};
 use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::{Committed, History, judge};
-use postroom_testkit::postgres::{Database, connect};
+use postroom_testkit::postgres::Database;
 use postroom_testkit::rabbitmq::AuditQueue;
 use postroom_testkit::surroundings;
 use tokio::sync::watch;
@@ -38,6 +38,9 @@ pub struct Rig {
     pub audit: AuditQueue,
     pub dir: PathBuf,
     pub in_flight_max: usize,
+    /// More lines of the route's configuration, and of its sink's.
+    pub route: String,
+    pub sink: String,
 }
 
 impl Rig {
@@ -55,7 +58,16 @@ impl Rig {
             .unwrap();
         let exchange = format!("e-{}", surroundings::unique());
         let audit = AuditQueue::bound(&rabbitmq, &exchange, "orders.#").await;
-        Self { database, rabbitmq, exchange, audit, dir: surroundings::scratch("relay"), in_flight_max: 1000 }
+        Self {
+            database,
+            rabbitmq,
+            exchange,
+            audit,
+            dir: surroundings::scratch("relay"),
+            in_flight_max: 1000,
+            route: String::new(),
+            sink: String::new(),
+        }
     }
 
     /// On the servers of the test run.
@@ -65,20 +77,23 @@ impl Rig {
 
     /// Starts the relay as a process.
     pub fn relay(&self) -> RelayProcess {
-        let config = self.dir.join("postroom.toml");
+        self.relay_over("relay", self.database.url(), &self.rabbitmq, &[])
+    }
+
+    /// Starts a relay that reaches its servers by these URLs, with more variables in its environment.
+    pub fn relay_over(&self, name: &str, store: &str, broker: &str, variables: &[(&str, String)]) -> RelayProcess {
+        let config = self.dir.join(format!("{name}.toml"));
         let text = format!(
-            "[store]\nurl = {:?}\n[relay]\nin_flight_max = {}\nlease = \"1s\"\npoll_idle = \"50ms\"\n\
-             [[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"rabbitmq\"\nurl = {:?}\nexchange = {:?}\n",
-            self.database.url(),
-            self.in_flight_max,
-            self.rabbitmq,
-            self.exchange
+            "[store]\nurl = {store:?}\n[relay]\nin_flight_max = {}\nlease = \"1s\"\npoll_idle = \"50ms\"\n\
+             [[routes]]\nname = \"orders\"\n{}[routes.sink]\nkind = \"rabbitmq\"\nurl = {broker:?}\nexchange = {:?}\n{}",
+            self.in_flight_max, self.route, self.exchange, self.sink
         );
         std::fs::write(&config, text).unwrap();
         let log = std::fs::File::options().create(true).append(true).open(self.dir.join("relay.log")).unwrap();
         let child = Command::new(surroundings::postroom_binary())
             .args(["run", "--json", "--config"])
             .arg(&config)
+            .envs(variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)
@@ -257,7 +272,7 @@ struct CountsEffects {
 impl Handler for CountsEffects {
     async fn handle(&mut self, received: &Received) -> Result<Handled, HandlerError> {
         if self.client.is_closed() {
-            self.client = connect(&self.url).await;
+            self.client = connect_patiently(&self.url).await;
         }
         let id = *received.message.id.as_uuid();
         let consumer = Consumer::new("effects").unwrap();
@@ -291,6 +306,18 @@ impl RelayProcess {
     pub fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
+    }
+
+    /// Waits until it is dead by itself, at most so long.
+    pub fn dies_within(&mut self, limit: Duration) -> bool {
+        let began = Instant::now();
+        while began.elapsed() < limit {
+            if self.0.try_wait().unwrap().is_some() {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        false
     }
 
     pub fn signal(&self, name: &str) {

@@ -1,0 +1,80 @@
+//! Chaos: random schedules of faults against real relays, PostgreSQL and RabbitMQ, judged by the independent judge.
+//!
+//! `cargo xtask chaos --schedules N --seed S` runs more of them and notes the result in `docs/chaos-ledger.jsonl`.
+
+#![allow(clippy::unwrap_used, dead_code)]
+
+mod cell;
+#[path = "../relay/rig.rs"]
+mod rig;
+mod servers;
+mod tally;
+
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use postroom_testkit::chance::Chance;
+
+use cell::Cell;
+use servers::Servers;
+use tally::Tally;
+
+/// Cells that run beside each other; server faults meet all of them.
+const CELLS: usize = 3;
+
+fn number(variable: &str, usual: u64) -> u64 {
+    std::env::var(variable).map_or(usual, |text| text.parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_schedules_of_faults_break_no_invariant() {
+    let (schedules, first) = (number("POSTROOM_CHAOS_SCHEDULES", 6), number("POSTROOM_CHAOS_SEED", 1));
+    let mut servers = Servers::start();
+    let mut tally = Tally::new(first);
+    let mut seed = first;
+    while seed < first + schedules {
+        let seeds: Vec<u64> = (seed..(first + schedules).min(seed + CELLS as u64)).collect();
+        seed += seeds.len() as u64;
+        let cells = join_all(seeds.iter().map(|seed| Cell::begin(*seed, &servers))).await;
+        let mut chance = Chance::new(seeds[0]);
+        // Server faults fall among those of the cells; every cell has at least five of its own.
+        let (mut cells, server_faults) =
+            tokio::join!(join_all(cells.into_iter().map(Cell::trouble)), servers.trouble(&mut chance, &mut tally));
+        servers.heal();
+        for cell in &mut cells {
+            cell.heal();
+        }
+        let judged = join_all(cells.into_iter().map(|cell| {
+            let seed = cell.seed;
+            async move { (seed, AssertUnwindSafe(cell.judge(server_faults)).catch_unwind().await) }
+        }))
+        .await;
+        for (seed, judged) in judged {
+            match judged {
+                Ok(result) => tally.add(seed, result),
+                Err(panic) => {
+                    let text = panic.downcast_ref::<String>().cloned();
+                    tally.stuck(seed, &text.unwrap_or_else(|| "it panicked".to_owned()));
+                }
+            }
+        }
+        println!("{}", tally.line());
+    }
+    if let Ok(file) = std::env::var("POSTROOM_CHAOS_SUMMARY") {
+        std::fs::write(file, tally.json()).unwrap();
+    }
+    assert!(tally.violations.is_empty(), "{:#?}", tally.violations);
+}
+
+/// Each place at which a relay can die is reached, and nothing is lost by it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_that_dies_at_any_of_its_crash_points_loses_nothing() {
+    let servers = Servers::start();
+    let mut tally = Tally::new(0);
+    let cell = Cell::begin(4242, &servers).await;
+    let (cell, missed) = cell.die_at_every_crash_point().await;
+    assert!(missed.is_empty(), "these were never reached: {missed:?}");
+    tally.add(4242, cell.judge(0).await);
+    assert!(tally.violations.is_empty(), "{:#?}", tally.violations);
+}
