@@ -1,11 +1,13 @@
 //! The project's own chores: `cargo xtask <command>`.
 
+mod chaos;
 mod failure;
 mod held;
 mod orders;
 mod packages;
 mod seeded_bugs;
 mod services;
+mod sim;
 mod sources;
 mod steps;
 mod test;
@@ -23,6 +25,9 @@ cargo xtask <command>
   test [-- ARGS]                    install what is missing, start a private PostgreSQL and RabbitMQ, run all tests;
                                     ARGS go to `cargo test`
   orders [-- ARGS]                  run the orders example on a private PostgreSQL and RabbitMQ; ARGS go to it
+  sim [--seed N | --seeds FROM..TO] run the engine in its simulated world; one seed prints its last events
+  chaos [--schedules N] [--seed S]  run random schedules of faults on real servers, and note them in
+                                    docs/chaos-ledger.jsonl
   seeded-bugs [--only NAME] [--list]
                                     switch on one known bug after the other and require that a test fails
   tidy                              check crate directions, broker names, file sizes and pure files
@@ -48,6 +53,8 @@ fn run(args: &[String]) -> Result<ExitCode, Failure> {
     match command.as_str() {
         "test" => test::run(rest),
         "orders" => orders::run(rest),
+        "sim" => sim::run(rest),
+        "chaos" => chaos::run(rest),
         "seeded-bugs" => seeded_bugs::run(rest),
         "tidy" => tidy::run(rest),
         "help" | "--help" | "-h" => {

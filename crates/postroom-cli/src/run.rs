@@ -20,7 +20,9 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         Some(name) => format!("{name}/{unique}"),
         None => format!("{}/{}/{unique}", host(), std::process::id()),
     };
-    let (stop, _) = watch::channel(false);
+    let (stop, stopped) = watch::channel(false);
+    // From here on a signal is a stop; before the lanes are taken it ends at once.
+    wait_for_signals(stop)?;
     let mut relays = Vec::new();
     let mut wakes = Vec::new();
     for route in &config.routes {
@@ -48,7 +50,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
             .stop_deadline(config.relay.stop_deadline)
             .retry(route.retry.clone())
             .seed(unique.as_uuid().as_u64_pair().1);
-        let mut stopped = stop.subscribe();
+        let mut stopped = stopped.clone();
         tracing::info!(route = %route.name, topics = %route.topics, store = %store.shown(), sink = %route.sink.shown(), "relaying");
         relays.push((
             route.name.clone(),
@@ -60,7 +62,6 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     }
     let _listener = store.listen(config.relay.listen, wakes)?;
     announce(&config, &owner);
-    wait_for_signals(stop)?;
 
     let mut summaries: Vec<(String, Summary)> = Vec::new();
     for (route, relay) in relays {

@@ -1,7 +1,7 @@
 //! One schedule: a database, an exchange, writers, a consumer and two or three relays of its own, each relay behind proxies.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use postroom::{Deed, KeyDeed};
@@ -109,6 +109,11 @@ impl Relay {
     }
 }
 
+/// 69: it was started while the database was away, said so, and ended before it was told to.
+fn stopped_well(code: Option<i32>) -> bool {
+    matches!(code, Some(0 | 69))
+}
+
 fn deed() -> Deed {
     Deed { actor: "chaos".to_owned(), reason: "to see what happens".to_owned() }
 }
@@ -126,6 +131,10 @@ async fn operate(connector: Connector, mut chance: Chance) {
 
 impl Cell {
     pub async fn begin(seed: u64, servers: &Servers) -> Self {
+        Self::begin_with(seed, servers, MESSAGES).await
+    }
+
+    pub async fn begin_with(seed: u64, servers: &Servers, messages: usize) -> Self {
         let mut chance = Chance::new(seed);
         let database = Database::create_on(&servers.postgres.url("postgres")).await;
         let mut rig = Rig::new(database, servers.rabbit.url()).await;
@@ -143,7 +152,7 @@ impl Cell {
         for index in 0..2 + chance.below(2) as usize {
             relays.push(Relay::new(&rig, index).await);
         }
-        let (committed, writers) = rig.write(MESSAGES, seed);
+        let (committed, writers) = rig.write(messages, seed);
         let outcome = Outcome::default();
         let operator = tokio::spawn(operate(Connector::new(rig.database.url()).unwrap(), Chance::new(seed ^ 0x0b)));
         Self { operator, seed, rig, chance, relays, writers, committed, consumer: Some(consumer), outcome, _long: long }
@@ -201,7 +210,7 @@ impl Cell {
             6 => {
                 if let Some(process) = relay.process.take() {
                     let (code, _) = process.terminate();
-                    if code != Some(0) {
+                    if !stopped_well(code) {
                         let found = format!("a relay told to stop ended with {code:?}");
                         self.outcome.violations.push(Violation { invariant: "I12", found });
                     }
@@ -253,12 +262,33 @@ impl Cell {
                 let mut hit = false;
                 while !hit && began.elapsed() < Duration::from_secs(30) {
                     self.outcome.faults.push("relay dead at a crash point");
+                    if *place == "give_back.after" {
+                        // It takes every lane while it is alone, and gives some back to those that come again.
+                        let comes_again = std::thread::scope(|scope| {
+                            let (first, others) = self.relays.split_at_mut(1);
+                            let rig = &self.rig;
+                            others
+                                .iter_mut()
+                                .filter_map(|relay| relay.process.take())
+                                .for_each(|mut relay| relay.kill());
+                            let others = scope.spawn(move || {
+                                std::thread::sleep(Duration::from_secs(4));
+                                others.iter_mut().for_each(|relay| relay.start(rig, &[]));
+                            });
+                            hit = first[0].die_at(rig, place, 1, Duration::from_secs(8));
+                            others.join()
+                        });
+                        comes_again.unwrap();
+                        continue;
+                    }
                     hit = self.relays[0].die_at(&self.rig, place, 1, Duration::from_secs(3));
                 }
                 if !hit {
                     missed.push(*place);
                 }
             }
+            // Enough was written.
+            self.committed.store(usize::MAX / 2, Ordering::Relaxed);
             (self, missed)
         });
         missed.await.unwrap()
@@ -268,6 +298,12 @@ impl Cell {
         for relay in &self.relays {
             relay.store.set(Link::Open);
             relay.broker.set(Link::Open);
+        }
+        for relay in &mut self.relays {
+            // What a supervisor does with one that could not begin while the database was away.
+            if relay.process.as_mut().is_none_or(|process| process.dies_within(Duration::ZERO)) {
+                relay.start(&self.rig, &[]);
+            }
         }
     }
 
@@ -288,7 +324,7 @@ impl Cell {
         for relay in &mut self.relays {
             if let Some(process) = relay.process.take() {
                 let (code, _) = process.terminate();
-                if code != Some(0) {
+                if !stopped_well(code) {
                     let found = format!("a relay told to stop ended with {code:?}");
                     self.outcome.violations.push(Violation { invariant: "I12", found });
                 }

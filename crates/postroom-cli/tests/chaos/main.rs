@@ -72,7 +72,7 @@ async fn random_schedules_of_faults_break_no_invariant() {
 async fn a_relay_that_dies_at_any_of_its_crash_points_loses_nothing() {
     let servers = Servers::start();
     let mut tally = Tally::new(0);
-    let cell = Cell::begin(4242, &servers).await;
+    let cell = Cell::begin_with(4242, &servers, usize::MAX / 4).await;
     let (cell, missed) = cell.die_at_every_crash_point().await;
     assert!(missed.is_empty(), "these were never reached: {missed:?}");
     tally.add(4242, cell.judge(0).await);

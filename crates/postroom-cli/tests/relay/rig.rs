@@ -311,13 +311,15 @@ impl RelayProcess {
     /// Waits until it is dead by itself, at most so long.
     pub fn dies_within(&mut self, limit: Duration) -> bool {
         let began = Instant::now();
-        while began.elapsed() < limit {
+        loop {
             if self.0.try_wait().unwrap().is_some() {
                 return true;
             }
+            if began.elapsed() >= limit {
+                return false;
+            }
             std::thread::sleep(Duration::from_millis(10));
         }
-        false
     }
 
     pub fn signal(&self, name: &str) {

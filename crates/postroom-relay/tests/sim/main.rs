@@ -70,4 +70,5 @@ fn add(total: &mut Tally, one: Tally) {
     total.dead += one.dead;
     total.fenced += one.fenced;
     total.steps += one.steps;
+    total.slips += one.slips;
 }

@@ -57,6 +57,7 @@ impl World {
 
     pub(super) fn publish(&mut self, index: usize, alive: bool, batch: &Batch) -> Option<Result<Verdicts, String>> {
         let answer = self.take(index, alive, batch);
+        self.tally.slips += u64::from(matches!(answer, Some(Err(_))));
         let [message] = batch.messages() else { return answer };
         let unjudged = match &answer {
             Some(Ok(_)) => !self.known[&message.id].judged,
@@ -121,6 +122,7 @@ impl World {
                     if let Some(known) = self.known.get_mut(&message.id) {
                         known.judged = judged;
                     }
+                    self.tally.slips += u64::from(!judged);
                     if judged {
                         verdicts.judge(message.id, Verdict::Stored);
                     }

@@ -46,6 +46,8 @@ pub struct Tally {
     pub dead: u64,
     pub fenced: u64,
     pub steps: u64,
+    /// Lost answers and cut connections, each of them a fault.
+    pub slips: u64,
 }
 
 /// How the sink and the process take a message.
@@ -324,10 +326,8 @@ impl World {
         if self.calm && self.tally.duplicates > 0 {
             self.violated("I3", format!("{} duplicates without a fault", self.tally.duplicates));
         }
-        let bound = self.in_flight_max as u64
-            * 2
-            * (self.tally.faults + self.tally.kills + self.tally.pauses + 4 * u64::from(self.poison))
-            * 2;
+        let Tally { faults, kills, pauses, outages, slips, .. } = self.tally;
+        let bound = self.in_flight_max as u64 * 2 * (faults + kills + pauses + outages + slips);
         if !self.calm && self.tally.duplicates > bound {
             self.violated("I3", format!("{} duplicates, the faults explain {bound}", self.tally.duplicates));
         }

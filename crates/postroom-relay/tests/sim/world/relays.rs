@@ -130,6 +130,7 @@ impl World {
         }
         // The answer of a statement may be lost although it was carried out.
         let lost = !self.calm && self.chance.percent(2);
+        self.tally.slips += u64::from(lost);
         let up = self.database_up;
         let reply = match op {
             Op::Renew { held, survived, deadline } => {
