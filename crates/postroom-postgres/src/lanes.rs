@@ -373,3 +373,33 @@ impl Lanes {
         token
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holding_one_lane() -> Lanes {
+        let mut lanes = Lanes::default();
+        let position = Position { snapshot: "10:20:".into(), seq: 0, floor: 0, catch_up: None };
+        let granted = Granted { lane: 3, epoch: 1, kept: false, position, deaths: 0 };
+        lanes.renewed(&[], vec![granted], Instant::now() + Duration::from_secs(60));
+        lanes
+    }
+
+    #[test]
+    fn a_lane_is_not_given_back_while_its_position_is_on_its_way() {
+        let mut lanes = holding_one_lane();
+        let reached = Position { snapshot: "15:30:".into(), seq: 7, floor: 0, catch_up: None };
+        if let Some(lane) = lanes.lanes.get_mut(&3) {
+            lane.unwritten = Some(reached);
+        }
+        assert!(lanes.keep_to(0).is_empty(), "unwritten");
+        let moves = lanes.begin_write();
+        assert_eq!(moves.len(), 1);
+        lanes.begin_claim();
+        lanes.end_claim();
+        assert!(lanes.keep_to(0).is_empty(), "I3: whoever takes it now would begin at the old position");
+        lanes.end_write(moves, true);
+        assert_eq!(lanes.keep_to(0), [(3, 1)]);
+    }
+}

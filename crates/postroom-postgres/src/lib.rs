@@ -40,6 +40,8 @@ mod record;
 #[cfg(feature = "tokio-postgres")]
 mod row;
 #[cfg(feature = "tokio-postgres")]
+mod seeded;
+#[cfg(feature = "tokio-postgres")]
 mod status;
 #[cfg(feature = "tokio-postgres")]
 mod why;

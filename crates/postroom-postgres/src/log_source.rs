@@ -18,6 +18,7 @@ use crate::position::CatchUp;
 use crate::rebase;
 use crate::record::{self, Record};
 use crate::row::{self, Granted, ParkedRow, Read};
+use crate::seeded::unless;
 
 /// Followers of one parked head that are claimed with it.
 const FOLLOWERS_MAX: i64 = 200;
@@ -230,7 +231,9 @@ impl LogSource {
         let (asked, checkpoint, generation) = {
             let mut state = self.state();
             let messages = if want.alone { usize::MAX / 2 } else { want.messages };
+            let unbounded = cfg!(seeded_bug = "one_lane_takes_every_place");
             let lane_max = if want.alone { 1 } else { want.lane_messages_max };
+            let lane_max = if unbounded { usize::MAX } else { lane_max };
             (state.ask(messages, lane_max), std::mem::take(&mut state.floor_is_stale), state.generation)
         };
         if asked.is_empty() {
@@ -252,7 +255,12 @@ impl LogSource {
             .claims
             .call(generation, "claim messages", async |session| {
                 let mark = session.prepared("select floor_seq, xid::text from postroom.checkpoint()").await?;
-                let read = session.prepared(include_str!("sql/claim.sql")).await?;
+                let sql = include_str!("sql/claim.sql");
+                let barrier = "f.seq > h.seq and f.xid < pg_snapshot_xmin(pg_current_snapshot())";
+                let sql = unless(cfg!(seeded_bug = "xmin_barrier"), sql, "f.seq > h.seq", barrier);
+                let twice = cfg!(seeded_bug = "reads_again_what_was_parked");
+                let sql = unless(twice, sql, "p.route = $8 and p.seq = f.seq", "false");
+                let read = session.prepared(sql).await?;
                 // Sent together, done in this order: the checkpoint has committed when the read takes its snapshot.
                 let mark =
                     async { if checkpoint { session.client.query_one(&mark, &[]).await.map(Some) } else { Ok(None) } };
@@ -309,7 +317,12 @@ impl LogSource {
         let rows = self
             .claims
             .call(generation, "claim parked messages", async |session| {
-                let statement = session.prepared(include_str!("sql/claim_parked.sql")).await?;
+                let sql = include_str!("sql/claim_parked.sql");
+                let early = cfg!(seeded_bug = "parked_ones_go_before_they_are_due");
+                let sql = unless(early, sql, "p.due_at <= clock_timestamp()", "p.due_at is not null");
+                let overtakes = cfg!(seeded_bug = "follower_overtakes_a_second_head");
+                let sql = unless(overtakes, sql, "n.state = 'retry'", "false");
+                let statement = session.prepared(sql).await?;
                 let followers = FOLLOWERS_MAX.min(heads);
                 let route = &self.options.route;
                 session.client.query(&statement, &[route, &lanes, &in_hand, &heads, &followers, &bytes]).await
@@ -374,7 +387,12 @@ impl Source for LogSource {
         let rows = self
             .leases
             .call(generation, "renew the lease", async |session| {
-                let statement = session.prepared(include_str!("sql/renew.sql")).await?;
+                let sql = include_str!("sql/renew.sql");
+                let stays = cfg!(seeded_bug = "what_was_queued_up_stays_parked");
+                let sql = unless(stays, sql, "p.attempts = 0 and", "p.attempts < 0 and");
+                let deathless = cfg!(seeded_bug = "deaths_are_not_counted");
+                let sql = unless(deathless, sql, "s.deaths + 1", "s.deaths");
+                let statement = session.prepared(sql).await?;
                 let (route, owner) = (&self.options.route, &self.options.owner);
                 let Report { sink_down, survived } = report;
                 session.client.query(&statement, &[route, owner, &lanes, &epochs, &lease_ms, sink_down, survived]).await

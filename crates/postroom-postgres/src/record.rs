@@ -8,6 +8,7 @@ use tokio_postgres::types::ToSql;
 
 use crate::link::Link;
 use crate::position::Position;
+use crate::seeded::unless;
 
 /// Moves positions; returns the lanes that were still ours.
 pub(crate) async fn positions(
@@ -26,7 +27,10 @@ pub(crate) async fn positions(
         moves.iter().map(|(_, _, position)| position.catch_up.as_ref().map(|c| c.seq)).collect();
     let rows = link
         .call(generation, "write positions", async |session| {
-            let statement = session.prepared(include_str!("sql/settle_positions.sql")).await?;
+            let sql = include_str!("sql/settle_positions.sql");
+            let sql = unless(cfg!(seeded_bug = "unfenced_settle"), sql, "h.owner = $9", "$9::text is not null");
+            let sql = unless(cfg!(seeded_bug = "unfenced_settle"), sql, "h.epoch = p.epoch", "p.epoch is not null");
+            let statement = session.prepared(sql).await?;
             let parameters: [&(dyn ToSql + Sync); 9] =
                 [&route, &lanes, &epochs, &snapshots, &seqs, &floors, &catch_ups, &catch_up_seqs, &owner];
             session.client.query(&statement, &parameters).await
@@ -170,6 +174,8 @@ impl Record {
                 let errors: Vec<&str> = rows.iter().map(|row| row.error.as_str()).collect();
                 if parked {
                     let sql = include_str!("sql/bury_parked.sql");
+                    let dropped = cfg!(seeded_bug = "dead_letter_is_dropped_on_its_way");
+                    let sql = unless(dropped, sql, "  from gone", "  from gone where false");
                     tx.execute(sql, &[&route, &seqs, &attempts, &causes, &errors]).await?;
                 } else {
                     let sql = include_str!("sql/bury.sql");
@@ -190,7 +196,7 @@ impl Record {
                 tx.execute(sql, &[&route, &done]).await?;
             }
             let keys: Vec<&str> = self.keys.iter().map(String::as_str).collect();
-            if !keys.is_empty() && ordered {
+            if !keys.is_empty() && ordered && !cfg!(seeded_bug = "nobody_becomes_the_head") {
                 tx.execute(include_str!("sql/promote.sql"), &[&route, &keys]).await?;
             }
             crash_point("record.before_commit");

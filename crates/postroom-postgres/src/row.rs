@@ -144,7 +144,11 @@ fn message_of(row: &Row) -> Result<Message, StoreError> {
         kind: get(row, "type")?,
         key: get(row, "key")?,
         routing_key: get(row, "routing_key")?,
-        payload: Bytes::copy_from_slice(get(row, "payload")?),
+        payload: if cfg!(seeded_bug = "payload_through_text") {
+            Bytes::from(String::from_utf8_lossy(get(row, "payload")?).into_owned())
+        } else {
+            Bytes::copy_from_slice(get(row, "payload")?)
+        },
         content_type: get(row, "content_type")?,
         headers: headers_from_json(get(row, "headers")?),
         tenant_id: get(row, "tenant_id")?,

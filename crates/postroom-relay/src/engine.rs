@@ -197,7 +197,7 @@ impl Engine {
             self.woken = false;
             actions.push(Action::Claim(want));
         }
-        if self.stopping && self.is_idle() {
+        if self.stopping && (self.is_idle() || cfg!(seeded_bug = "stops_with_messages_in_flight")) {
             self.finished = true;
             actions.push(Action::Finish);
         }

@@ -7,6 +7,7 @@ mod crashes;
 mod example;
 mod many;
 mod outages;
+mod poison;
 mod rig;
 mod stops;
 mod unroutable;

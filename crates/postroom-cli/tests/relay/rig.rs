@@ -122,6 +122,13 @@ impl Rig {
         (committed, writers)
     }
 
+    /// Commits a few messages now.
+    pub async fn write_some(&self, messages: usize) {
+        let client = self.database.connect().await;
+        let committed = AtomicUsize::new(0);
+        write_until(&client, &mut Chance::new(messages as u64), &committed, messages).await.unwrap();
+    }
+
     /// A consumer with an inbox on a queue of its own, which counts effects in its own transaction.
     pub async fn consume(&self) -> ConsumerTask {
         let queue = format!("effects-{}", self.exchange);
@@ -306,6 +313,11 @@ impl RelayProcess {
     pub fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
+    }
+
+    /// Whether it still runs.
+    pub fn lives(&mut self) -> bool {
+        !self.dies_within(Duration::ZERO)
     }
 
     /// Waits until it is dead by itself, at most so long.

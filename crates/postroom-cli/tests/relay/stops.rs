@@ -5,10 +5,10 @@ use crate::rig::{Rig, assert_clean};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_graceful_stop_under_load_repeats_nothing() {
     let rig = Rig::shared().await;
-    let (_, writers) = rig.write(20_000, 11);
-    for stop in 1..=10 {
+    let (_, writers) = rig.write(60_000, 11);
+    for stop in 1..=100 {
         let relay = rig.relay();
-        let enough = stop * 1_500;
+        let enough = stop * 500;
         rig.until("more has flowed", async || rig.audit.ready().await >= enough).await;
         let (code, printed) = relay.terminate();
         assert_eq!(code, Some(0), "{printed}");
