@@ -1,5 +1,6 @@
 //! The project's own chores: `cargo xtask <command>`.
 
+mod bench;
 mod chaos;
 mod failure;
 mod held;
@@ -25,6 +26,7 @@ cargo xtask <command>
   test [-- ARGS]                    install what is missing, start a private PostgreSQL and RabbitMQ, run all tests;
                                     ARGS go to `cargo test`
   orders [-- ARGS]                  run the orders example on a private PostgreSQL and RabbitMQ; ARGS go to it
+  bench [-- ARGS]                   measure beside a bare client and the articles' algorithms; ARGS go to the benchmark
   sim [--seed N | --seeds FROM..TO] run the engine in its simulated world; one seed prints its last events
   chaos [--schedules N] [--seed S]  run random schedules of faults on real servers, and note them in
                                     docs/chaos-ledger.jsonl
@@ -53,6 +55,7 @@ fn run(args: &[String]) -> Result<ExitCode, Failure> {
     match command.as_str() {
         "test" => test::run(rest),
         "orders" => orders::run(rest),
+        "bench" => bench::run(rest),
         "sim" => sim::run(rest),
         "chaos" => chaos::run(rest),
         "seeded-bugs" => seeded_bugs::run(rest),

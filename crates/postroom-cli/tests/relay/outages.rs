@@ -37,6 +37,31 @@ async fn a_broker_that_is_down_for_a_minute_burns_no_attempt_and_loses_nothing()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the outage lasts ten minutes; run it with --ignored"]
+async fn a_broker_that_is_down_for_ten_minutes_with_100_000_waiting_burns_no_attempt() {
+    const WAITING: usize = 100_000;
+    let mut broker = RabbitServer::start(&surroundings::scratch("long-outage").join("rabbitmq")).unwrap();
+    let rig = Rig::new(Database::create().await, broker.url()).await;
+    let relay = rig.relay();
+    broker.kill().unwrap();
+    let (_, writers) = rig.write(WAITING, 23);
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let client = rig.database.connect().await;
+    let trouble = "select (select count(*) from postroom.parked) + (select count(*) from postroom.dead_letters)";
+    let before: i64 = client.query_one(trouble, &[]).await.unwrap().get(0);
+    assert_eq!(before, 0, "an outage parks nothing and kills nothing");
+    broker.start_again().unwrap();
+    rig.drained().await;
+    assert_eq!(relay.terminate().0, Some(0));
+    let history = rig.history(rig.in_flight_max, false).await;
+    assert!(history.committed.len() >= WAITING && history.dead.is_empty() && history.pending.is_empty());
+    assert_clean(&history);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_is_restarted_and_killed_in_the_middle_loses_nothing() {
     let mut server = PostgresServer::start(&surroundings::scratch("outage-database").join("postgres")).unwrap();
     let database = Database::create_on(&server.url("postgres")).await;

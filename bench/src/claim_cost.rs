@@ -1,0 +1,60 @@
+//! What a claim costs at different backlogs.
+
+use std::time::Instant;
+
+use postroom::{BoxError, Outcome, Report as Renewal, Settlement, Source, TopicFilter, Want};
+use postroom_postgres::{Connector, LogSource, LogSourceOptions, StartAt};
+
+use crate::measure::Report;
+use crate::setup;
+
+const CLAIMS: usize = 60;
+const MESSAGES: usize = 500;
+
+/// From a thousand messages to `largest`, by tens.
+pub async fn by_backlog(report: &mut Report, largest: usize) -> Result<(), BoxError> {
+    let (database, client) = setup::database().await?;
+    let options = LogSourceOptions {
+        route: "bench".to_owned(),
+        topics: TopicFilter::all(),
+        owner: "bench".to_owned(),
+        lease: std::time::Duration::from_secs(3600),
+        start_at: StartAt::Oldest,
+        order: postroom::Order::Key,
+    };
+    let source = LogSource::open(Connector::new(database.url())?, options).await?;
+    source.renew(&Renewal::default()).await?;
+    let mut rows = Vec::new();
+    let (mut backlog, mut size) = (0, 1000);
+    while size <= largest {
+        setup::fill(&client, size - backlog).await?;
+        backlog = size;
+        let mut times = Vec::new();
+        for claim in 0..CLAIMS {
+            let began = Instant::now();
+            let claimed = source.claim(Want::up_to(MESSAGES)).await?;
+            // The first few warm the caches up.
+            if claim >= 10 {
+                times.push(began.elapsed().as_secs_f64() * 1e6 / claimed.deliveries.len().max(1) as f64);
+            }
+            if claimed.deliveries.len() < MESSAGES / 2 {
+                return Err(format!("a claim brought only {} messages", claimed.deliveries.len()).into());
+            }
+            let done: Vec<Settlement> = claimed
+                .deliveries
+                .iter()
+                .map(|delivery| Settlement { token: delivery.token, outcome: Outcome::Done })
+                .collect();
+            source.settle(&done).await?;
+            // The backlog stays as it is.
+            let more = "insert into postroom.outbox (topic, type, payload, key)
+                        select 'orders', 'order.placed', convert_to(repeat('x', 200), 'UTF8'), 'key-' || n
+                          from generate_series(1, $1::bigint) n";
+            client.execute(more, &[&(done.len() as i64)]).await?;
+        }
+        rows.push((format!("backlog of {size}"), times));
+        size *= 10;
+    }
+    report.table(format!("Claiming {MESSAGES} messages at once"), "µs a message", rows);
+    Ok(())
+}

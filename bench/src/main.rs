@@ -1,0 +1,92 @@
+//! Benchmarks. Every figure stands behind a gate: a run that lost, repeated or (where order is promised) reordered a message
+//! has no figure. Rounds of rivals are interleaved in one run; what is reported are medians, spread and ratios.
+//!
+//! `cargo xtask bench` starts the servers and runs it.
+
+mod claim_cost;
+mod drain;
+mod latency;
+mod measure;
+mod ours;
+mod resources;
+mod rivals;
+mod setup;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use measure::Report;
+use postroom::BoxError;
+
+/// What to measure, and how much of it.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Only these: drain, null, poison, claim, latency, held, business, steady, idle
+    only: Vec<String>,
+    /// Rounds of each rival
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Backlog of a drain
+    #[arg(long, default_value_t = 200_000)]
+    messages: usize,
+    /// Largest backlog at which a claim is measured
+    #[arg(long, default_value_t = 1_000_000)]
+    backlog: usize,
+    /// How long the snapshot is held
+    #[arg(long, default_value_t = 60)]
+    held_seconds: u64,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    let mut report = Report::default();
+    let result = run(&args, &mut report).await;
+    if args.json {
+        println!("{}", report.json());
+    } else {
+        print!("{}", report.tables());
+    }
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(args: &Args, report: &mut Report) -> Result<(), BoxError> {
+    let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
+    if wanted("drain") {
+        drain::to_rabbitmq(report, args.messages, args.rounds).await?;
+    }
+    if wanted("null") {
+        drain::to_nowhere(report, args.messages.max(500_000), args.rounds).await?;
+    }
+    if wanted("poison") {
+        drain::with_poison(report, args.messages / 2, args.rounds).await?;
+    }
+    if wanted("claim") {
+        claim_cost::by_backlog(report, args.backlog).await?;
+    }
+    if wanted("latency") {
+        latency::by_rate(report).await?;
+    }
+    if wanted("held") {
+        latency::under_a_held_snapshot(report, args.held_seconds, args.rounds).await?;
+    }
+    if wanted("business") {
+        latency::of_business_transactions(report, args.rounds).await?;
+    }
+    if wanted("steady") {
+        drain::steady(report, args.rounds).await?;
+    }
+    if wanted("idle") {
+        resources::idle(report).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! postroom itself, in this process: the source, the engine, and a sink that counts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use postroom::{
+    Batch, BoxError, MessageId, Order, Sink, SinkLimits, TopicFilter, Unavailable, Verdict, Verdicts, Wake,
+};
+use postroom_brokers::rabbitmq::{RabbitmqOptions, RabbitmqSink};
+use postroom_postgres::{Connector, LogSource, LogSourceOptions, StartAt};
+use postroom_relay::{Relay, Summary};
+use postroom_testkit::surroundings;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+/// Counts what its inner sink stored, and says so.
+pub struct Counting<S> {
+    inner: S,
+    stored: AtomicUsize,
+    progress: watch::Sender<usize>,
+    /// Ids with the time at which they were known to be stored.
+    acked: Option<mpsc::UnboundedSender<(MessageId, Instant)>>,
+}
+
+#[async_trait]
+impl<S: Sink> Sink for Counting<S> {
+    fn limits(&self) -> SinkLimits {
+        self.inner.limits()
+    }
+
+    async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {
+        let mut judged = self.inner.publish(batch).await?;
+        let mut verdicts = batch.silent();
+        let mut stored = 0;
+        for message in batch.messages() {
+            let verdict = judged.take(message.id);
+            if verdict == Verdict::Stored {
+                stored += 1;
+                if let Some(acked) = &self.acked {
+                    let _ = acked.send((message.id, Instant::now()));
+                }
+            }
+            verdicts.judge(message.id, verdict);
+        }
+        let total = self.stored.fetch_add(stored, Ordering::Relaxed) + stored;
+        self.progress.send_replace(total);
+        Ok(verdicts)
+    }
+
+    async fn probe(&self) -> Result<(), Unavailable> {
+        self.inner.probe().await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+/// Takes everything and keeps nothing.
+pub struct Nowhere;
+
+#[async_trait]
+impl Sink for Nowhere {
+    fn limits(&self) -> SinkLimits {
+        SinkLimits { batch_messages_max: 500, batches_in_flight_max: 4 }
+    }
+
+    async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {
+        let mut verdicts = batch.silent();
+        for message in batch.messages() {
+            verdicts.judge(message.id, Verdict::Stored);
+        }
+        Ok(verdicts)
+    }
+
+    async fn probe(&self) -> Result<(), Unavailable> {
+        Ok(())
+    }
+
+    async fn close(&self) {}
+}
+
+/// A relay that runs.
+pub struct Running {
+    progress: watch::Receiver<usize>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<Summary>,
+    pub wake: Wake,
+}
+
+impl Running {
+    /// Waits until so many messages were stored.
+    pub async fn stored(&mut self, messages: usize) -> Result<(), BoxError> {
+        let reached = self.progress.wait_for(|stored| *stored >= messages);
+        tokio::time::timeout(Duration::from_secs(600), reached).await.map_err(|_| "the relay is stuck")??;
+        Ok(())
+    }
+
+    /// How many were stored so far.
+    pub fn stored_now(&self) -> usize {
+        *self.progress.borrow()
+    }
+
+    /// Stops it gracefully.
+    pub async fn stop(self) -> Result<Summary, BoxError> {
+        self.stop.send_replace(true);
+        Ok(self.task.await?)
+    }
+}
+
+/// Everything about a run but its sink.
+pub struct Run<'a> {
+    pub store: &'a str,
+    pub order: Order,
+    pub in_flight_max: usize,
+    pub acked: Option<mpsc::UnboundedSender<(MessageId, Instant)>>,
+}
+
+impl<'a> Run<'a> {
+    pub fn of(store: &'a str) -> Self {
+        Self { store, order: Order::Key, in_flight_max: 2000, acked: None }
+    }
+
+    pub async fn into_rabbitmq(self, exchange: &str) -> Result<Running, BoxError> {
+        let mut options = RabbitmqOptions::new(surroundings::rabbitmq_url());
+        options.exchange = exchange.to_owned();
+        self.start(RabbitmqSink::new(options)?).await
+    }
+
+    pub async fn start(self, sink: impl Sink + 'static) -> Result<Running, BoxError> {
+        let options = LogSourceOptions {
+            route: "bench".to_owned(),
+            topics: TopicFilter::all(),
+            owner: surroundings::unique(),
+            lease: Duration::from_secs(15),
+            start_at: StartAt::Oldest,
+            order: self.order,
+        };
+        let source = LogSource::open(Connector::new(self.store)?, options).await?;
+        let (progress, seen) = watch::channel(0);
+        let sink = Counting { inner: sink, stored: AtomicUsize::new(0), progress, acked: self.acked };
+        let (stop, mut stopped) = watch::channel(false);
+        let wake = Wake::new();
+        let relay = Relay::new("bench", Arc::new(source), Arc::new(sink))
+            .order(self.order)
+            .in_flight_max(self.in_flight_max)
+            .wake_by(wake.clone());
+        let task = tokio::spawn(relay.run(async move {
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+        }));
+        Ok(Running { progress: seen, stop, task, wake })
+    }
+}

@@ -1,0 +1,31 @@
+//! `cargo xtask bench`: the benchmarks, on private servers of their own.
+
+use std::process::{Command, ExitCode};
+
+use crate::failure::Failure;
+use crate::held::Held;
+use crate::packages;
+use crate::steps::step;
+use crate::test::{exit_code, passed_on, start_services};
+use crate::workspace::Workspace;
+
+pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
+    let extra = passed_on("bench", args)?;
+    let workspace = Workspace::find()?;
+    let held = Held::until_interrupted()?;
+    packages::ensure(&held)?;
+    step("build the benchmarks", || {
+        let mut cargo = workspace.cargo();
+        cargo.args(["build", "--release", "-p", "postroom-bench"]);
+        if held.run(&mut cargo)?.success() { Ok(()) } else { Err(Failure::work("the build failed, see above")) }
+    })?;
+    let measured = start_services(&workspace, &held).and_then(|environment| {
+        step("bench", || {
+            let mut bench = Command::new(workspace.built("release", "postroom-bench"));
+            bench.envs(environment).args(extra);
+            Ok(held.run(&mut bench)?)
+        })
+    });
+    held.let_go();
+    Ok(exit_code(measured?))
+}
