@@ -197,6 +197,15 @@ async fn a_message_over_which_the_broker_closes_the_channel_is_found_when_it_is_
     assert!(matches!(&alone, Verdict::Failed(failure) if failure.reason.contains("ACCESS")), "{alone:?}");
     assert_eq!(verdict(&sink, &good).await, Verdict::Stored);
     assert!(audit.drain().await.iter().all(|stored| stored.id == good.id.to_string()));
+    // An exchange that nothing may be written to is nobody's fault but the permissions': no message is judged over it.
+    broker.ctl(&["clear_topic_permissions", "guest"]).unwrap();
+    broker.ctl(&["set_permissions", "guest", ".*", "^nothing$", ".*"]).unwrap();
+    for _ in 0..3 {
+        let outcome = sink.publish(&Batch::new(vec![good.clone()])).await;
+        let verdict = outcome.map(|mut verdicts| verdicts.take(good.id));
+        assert!(!matches!(&verdict, Ok(Verdict::Failed(_) | Verdict::Stored)), "{verdict:?}");
+        let _ = sink.probe().await;
+    }
     broker.stop().unwrap();
 }
 

@@ -170,3 +170,67 @@ fn four_dead_letters(file: &std::path::Path) {
             .unwrap();
     }
 }
+
+#[tokio::test]
+async fn keys_are_listed_parked_and_let_go_and_why_tells_where_a_message_is() {
+    let database = Database::create().await;
+    let client = database.connect().await;
+    let postgres = database.url().to_owned();
+    let file = surroundings::scratch("keys").join("orders.db");
+    let sqlite = format!("sqlite:{}", file.display());
+    let id = "00000000-0000-7000-8000-00000000000a";
+    for store in [&postgres, &sqlite] {
+        assert_eq!(postroom(&["migrate", "--store", store]).status.code(), Some(0));
+    }
+    let write = format!("select postroom.enqueue('orders', 'order.placed', 'x'::text, key => 'k', id => '{id}')");
+    client.batch_execute(&write).await.unwrap();
+    postroom_sqlite::connect(&file)
+        .unwrap()
+        .execute(
+            "insert into postroom_outbox (id, topic, type, payload, key) values (?1, 'orders', 'order.placed', 'x', 'k')",
+            [id],
+        )
+        .unwrap();
+    for store in [&postgres, &sqlite] {
+        let run = |arguments: &[&str]| postroom(&[arguments, &["--json", "--store", store]].concat());
+        let keys = || json(&run(&["keys", "list"]))["keys"].as_array().unwrap().clone();
+        assert_eq!(run(&["why", id]).status.code(), Some(1), "no relay has ever run");
+        let park = ["keys", "park", "--route", "orders", "--reason", "to look at it", "k"];
+        assert_eq!(run(&park).status.code(), Some(1), "there is no such route");
+        once(store);
+        assert_eq!(json(&run(&["why", id]))["routes"][0]["state"], "acked");
+        assert_eq!(run(&["why", "00000000-0000-7000-8000-00000000000b"]).status.code(), Some(1));
+        assert!(keys().is_empty());
+        assert_eq!(
+            (json(&run(&park))["changed"].clone(), json(&run(&park))["changed"].clone()),
+            (true.into(), false.into())
+        );
+        assert_eq!((keys().len(), keys()[0]["waits_for"].clone()), (1, "parked".into()));
+        assert_eq!(run(&["keys", "park", "--route", "orders", "--reason", " ", "k"]).status.code(), Some(2));
+        let unpark = ["keys", "unpark", "--route", "orders", "--reason", "looked at", "k"];
+        assert_eq!(json(&run(&unpark))["changed"], true);
+        assert!(keys().is_empty());
+    }
+    let audits: i64 = client.query_one("select count(*) from postroom.audit", &[]).await.unwrap().get(0);
+    assert_eq!(audits, 2, "I20: a deed that changed nothing leaves none");
+}
+
+/// Runs a relay to a file until it has taken everything.
+fn once(store: &str) {
+    let dir = surroundings::scratch("once");
+    let (config, lines) = (dir.join("postroom.toml"), dir.join("lines"));
+    let text = format!(
+        "[store]\nurl = {store:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"file\"\npath = {:?}\n",
+        lines.display().to_string()
+    );
+    std::fs::write(&config, text).unwrap();
+    let mut relay =
+        Command::new(surroundings::postroom_binary()).args(["run", "--config"]).arg(&config).spawn().unwrap();
+    while std::fs::read(&lines).map_or(true, |bytes| bytes.is_empty()) {
+        assert!(relay.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::yield_now();
+    }
+    let pid = relay.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert_eq!(relay.wait().unwrap().code(), Some(0));
+}
