@@ -211,7 +211,8 @@ impl Engine {
             times.push(self.renew_at);
         }
         times.extend(self.breaker.probe_at());
-        if self.keys.has_ready() {
+        let permitted = self.breaker.permits(self.options.sink.batches_in_flight_max);
+        if self.keys.has_ready() && !self.alone && permitted.is_some_and(|(_, max)| self.batches.len() < max) {
             times.extend(self.rate.free_at());
         }
         if self.settling.is_none() && !self.pending.is_empty() {

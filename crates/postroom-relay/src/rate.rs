@@ -33,7 +33,8 @@ impl Rate {
     /// When the next message may go; none: at once.
     pub fn free_at(&self) -> Option<Duration> {
         let per_second = self.per_second.filter(|_| self.tokens < 1.0)?;
-        Some(self.at + Duration::from_secs_f64((1.0 - self.tokens) / per_second))
+        // A little more, so that rounding does not bring us a moment too early.
+        Some(self.at + Duration::from_secs_f64((1.0 - self.tokens) / per_second) + Duration::from_micros(1))
     }
 }
 

@@ -547,3 +547,15 @@ fn a_rate_limit_holds() {
     }
     assert!((45..=55).contains(&sent), "{sent}");
 }
+
+#[test]
+fn a_rate_limit_does_not_keep_the_relay_awake_while_the_sink_is_down() {
+    let mut engine = started_with(EngineOptions { rate: Some(5), ..options() });
+    engine.on(NOW, claimed((0..20).map(|n| delivery(n, &format!("k{n}"))).collect()));
+    for (id, _) in published(&engine.next(NOW)) {
+        engine.on(NOW, Input::Published(id, Err("cut".to_owned())));
+    }
+    let later = NOW + Duration::from_millis(50);
+    engine.next(later);
+    assert!(engine.wake_at().unwrap() > later, "it would be called again and again");
+}
