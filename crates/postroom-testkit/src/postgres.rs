@@ -37,6 +37,16 @@ impl Database {
         &self.url
     }
 
+    /// Drops it, with whoever is still connected.
+    ///
+    /// # Panics
+    /// If the server cannot be reached.
+    pub async fn drop(&self) {
+        let (base, name) = self.url.rsplit_once('/').expect("a URL with a database");
+        let admin = connect(&format!("{base}/postgres")).await;
+        admin.batch_execute(&format!("drop database {name} with (force)")).await.expect("drop a database");
+    }
+
     /// A connection to it.
     pub async fn connect(&self) -> Client {
         connect(&self.url).await

@@ -22,7 +22,7 @@ use servers::Servers;
 use tally::Tally;
 
 /// Cells that run beside each other; server faults meet all of them.
-const CELLS: usize = 3;
+const CELLS: usize = 4;
 
 fn number(variable: &str, usual: u64) -> u64 {
     std::env::var(variable).map_or(usual, |text| text.parse().unwrap())
@@ -61,9 +61,10 @@ async fn random_schedules_of_faults_break_no_invariant() {
             }
         }
         println!("{}", tally.line());
-    }
-    if let Ok(file) = std::env::var("POSTROOM_CHAOS_SUMMARY") {
-        std::fs::write(file, tally.json()).unwrap();
+        // After each round, so that a run that is interrupted has said what it saw.
+        if let Ok(file) = std::env::var("POSTROOM_CHAOS_SUMMARY") {
+            std::fs::write(file, tally.json()).unwrap();
+        }
     }
     assert!(tally.violations.is_empty(), "{:#?}", tally.violations);
 }
