@@ -375,13 +375,14 @@ fn a_message_that_kills_its_connection_is_found_and_the_others_are_stored() {
 #[test]
 fn an_outage_that_comes_back_again_and_again_makes_no_poison() {
     let mut engine = started();
-    let deliveries = (0..10).map(|n| delivery(n, &format!("k{n}"))).collect();
+    let deliveries = (0..3).map(|n| delivery(n, &format!("k{n}"))).collect();
     let mut calls = 0;
     let (_, settlements) = run(&mut engine, deliveries, |batch| {
         calls += 1;
-        if calls <= 40 { Err("connection refused".to_owned()) } else { Ok(all(batch, &Verdict::Stored)) }
+        if calls <= 250 { Err("connection refused".to_owned()) } else { Ok(all(batch, &Verdict::Stored)) }
     });
-    assert_eq!((dead(&settlements), engine.counters().stored), (vec![], 310));
+    assert!(calls > 250, "the outage has ended");
+    assert_eq!((dead(&settlements), engine.counters().stored), (vec![], 303));
 }
 
 #[test]

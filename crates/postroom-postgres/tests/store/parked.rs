@@ -147,12 +147,11 @@ async fn what_was_parked_or_buried_before_a_crash_is_not_read_again() {
     let client = database.connect().await;
     let first = source(&database, "first").await;
     let ids = enqueue(&client, Some("a"), 3).await;
-    let single = enqueue(&client, None, 1).await;
     let claimed = claim_all(&first).await;
     let of = |id| claimed.iter().find(|delivery| delivery.message.id == id).unwrap().token;
     let dead = Outcome::Dead { attempts: 8, cause: Cause::Exhausted, error: "no route".to_owned(), blocks_key: false };
     // The second of the key stays open, so that no position passes the read; then the relay dies.
-    let settlements = [settled(of(ids[0]), dead), settled(of(single[0]), retry(Duration::from_secs(3600), 1))];
+    let settlements = [settled(of(ids[0]), dead), settled(of(ids[2]), retry(Duration::from_secs(3600), 1))];
     first.settle(&settlements).await.unwrap();
     drop(first);
     client
@@ -160,7 +159,7 @@ async fn what_was_parked_or_buried_before_a_crash_is_not_read_again() {
         .await
         .unwrap();
     let second = source(&database, "second").await;
-    assert_eq!(drain(&second).await, ids[1..]);
+    assert_eq!(drain(&second).await, [ids[1]]);
 }
 
 #[tokio::test]

@@ -127,11 +127,13 @@ async fn a_dead_letter_given_back_while_the_relay_records_about_its_key_is_not_f
     let retry = Outcome::Retry { after: Duration::ZERO, attempts: 1, error: "no".to_owned() };
     source.settle(&[settled(claimed[0].token, dead(false)), settled(claimed[1].token, retry)]).await.unwrap();
     drop(source);
-    // As the relay records that the parked one is through: its transaction is half done when the operator comes.
+    // As the relay records that the parked one is through: its transaction is about to
+    // commit when the operator comes, and nobody is left to be the head as far as it can see.
     let mut relay = database.connect().await;
     let tx = relay.transaction().await.unwrap();
     tx.execute("select from postroom.lanes where route = $1 order by lane for key share", &[&ROUTE]).await.unwrap();
     tx.execute("delete from postroom.parked where route = $1", &[&ROUTE]).await.unwrap();
+    tx.execute(include_str!("../../src/sql/promote.sql"), &[&ROUTE, &vec!["a"]]).await.unwrap();
     let connector_of_operator = connector(&database);
     let operator =
         tokio::spawn(
@@ -143,7 +145,6 @@ async fn a_dead_letter_given_back_while_the_relay_records_about_its_key_is_not_f
     while !operator.is_finished() && !client.query_one(waits, &[]).await.unwrap().get::<_, bool>(0) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    tx.execute(include_str!("../../src/sql/promote.sql"), &[&ROUTE, &vec!["a"]]).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(operator.await.unwrap().len(), 1);
     client.batch_execute("update postroom.lanes set expires_at = '-infinity'").await.unwrap();
