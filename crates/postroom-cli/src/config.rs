@@ -146,7 +146,7 @@ fn read_route(index: usize, value: &Value) -> Result<Route, String> {
         Some(other) => return Err(format!("{at}on_dead is {other:?}; it wants \"skip\" or \"block\"")),
     };
     let rate = number(route, "rate", &at, 1, 10_000_000)?.map(|rate| rate as u32);
-    let breaker_after = number(route, "breaker_after", &at, 0, 1_000_000)?.unwrap_or(100) as u32;
+    let breaker_after = number(route, "breaker_after", &at, 0, 1_000_000)?.unwrap_or(0) as u32;
     let retry = match route.get("retry") {
         None => RetryPolicy::default(),
         Some(retry) => read_retry(retry, &format!("{at}retry."))?,

@@ -47,6 +47,8 @@ pub async fn act_on_key(
     let failed = |error| store_error("act on a key; nothing was changed", error);
     let mut client = connector.connect().await?;
     let tx = client.transaction().await.map_err(failed)?;
+    // The same order of locks as every other deed.
+    tx.batch_execute("lock table postroom.audit in row exclusive mode").await.map_err(failed)?;
     let lane = tx
         .query_opt(
             "select (abs(hashtextextended($2, 0) % s.lanes))::smallint from postroom.settings s

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Claimed, Delivery, Order, Report, Settled, Settlement, Source, Standing, StoreError, TopicFilter, Want, crash_point,
+    Claimed, Delivery, Order, Report, Settled, Settlement, Source, Standing, StoreError, Token, TopicFilter, Want,
+    crash_point,
 };
 use tokio_postgres::types::ToSql;
 
@@ -76,6 +77,8 @@ pub struct LogSource {
     leases: Link,
     server: Arc<Server>,
     state: Mutex<Lanes>,
+    /// The delivery that travels alone now, with its lane and seq.
+    marked: Mutex<Option<(Token, i16, i64)>>,
     /// One write of positions at a time: an older one must not come after a newer.
     position_turn: tokio::sync::Mutex<()>,
 }
@@ -97,6 +100,7 @@ impl LogSource {
             connector,
             server,
             state: Mutex::new(Lanes::default()),
+            marked: Mutex::new(None),
             position_turn: tokio::sync::Mutex::new(()),
             options,
         };
@@ -146,6 +150,22 @@ impl LogSource {
             })
             .await?;
         Ok(())
+    }
+
+    /// Puts back what the relays before had queued up in lanes that were taken just now.
+    async fn unread(&self, generation: u64, granted: &[Granted]) -> Result<(), StoreError> {
+        let taken = granted.iter().filter(|granted| !granted.kept);
+        let (lanes, epochs): (Vec<i16>, Vec<i64>) = taken.map(|granted| (granted.lane as i16, granted.epoch)).unzip();
+        if lanes.is_empty() || cfg!(seeded_bug = "what_was_queued_up_stays_parked") {
+            return Ok(());
+        }
+        self.leases
+            .call(generation, "take lanes over", async |session| {
+                let sql = include_str!("sql/unread.sql");
+                session.client.execute(sql, &[&self.options.route, &lanes, &epochs, &self.options.owner]).await
+            })
+            .await
+            .map(drop)
     }
 
     async fn give_back(&self, generation: u64, lanes: &[(u16, i64)]) -> Result<(), StoreError> {
@@ -199,7 +219,11 @@ impl LogSource {
             // Rows of other routes are passed without any settling; what was reached by them is written here.
             tracing::debug!(%error, "positions will be written later");
         }
-        claimed.lost_lanes = self.state().take_lost();
+        let mut state = self.state();
+        // A lane may have been lost since its rows were taken in.
+        claimed.deliveries.retain(|delivery| state.out_of(delivery.token).is_some());
+        claimed.lost_lanes = state.take_lost();
+        drop(state);
         Ok(claimed)
     }
 
@@ -217,6 +241,7 @@ impl LogSource {
                 session.client.query_opt(sql, &[&self.options.route, &lane, &epoch, &self.options.owner, &seq]).await
             })
             .await;
+        *self.marked.lock().unwrap_or_else(PoisonError::into_inner) = Some((delivery.token, lane, seq));
         match marked {
             Ok(row) => row.map_or(0, |row| row.get::<_, i32>(0).max(0) as u32),
             Err(error) => {
@@ -224,6 +249,27 @@ impl LogSource {
                 tracing::warn!(%error, "a message that travels alone could not be noted");
                 0
             }
+        }
+    }
+
+    /// What travelled alone is settled: a relay that dies now did not die over it.
+    async fn unmark(&self, settlements: &[Settlement]) {
+        let marked = {
+            let mut marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
+            let settled = |(token, ..): &(Token, i16, i64)| settlements.iter().any(|one| one.token == *token);
+            marked.take_if(|marked| settled(marked))
+        };
+        let Some((_, lane, seq)) = marked else { return };
+        let generation = self.state().generation;
+        let unmarked = self
+            .durable
+            .call(generation, "note that a message is through", async |session| {
+                let sql = "update postroom.suspects set alone = false where route = $1 and lane = $2 and seq = $3";
+                session.client.execute(sql, &[&self.options.route, &lane, &seq]).await
+            })
+            .await;
+        if let Err(error) = unmarked {
+            tracing::debug!(%error, "the mark of a message stays until the next one is marked");
         }
     }
 
@@ -388,8 +434,6 @@ impl Source for LogSource {
             .leases
             .call(generation, "renew the lease", async |session| {
                 let sql = include_str!("sql/renew.sql");
-                let stays = cfg!(seeded_bug = "what_was_queued_up_stays_parked");
-                let sql = unless(stays, sql, "p.attempts = 0 and", "p.attempts < 0 and");
                 let deathless = cfg!(seeded_bug = "deaths_are_not_counted");
                 let sql = unless(deathless, sql, "s.deaths + 1", "s.deaths");
                 let statement = session.prepared(sql).await?;
@@ -400,6 +444,8 @@ impl Source for LogSource {
             .await?;
         crash_point("renew.after");
         let (share, granted) = Granted::all(&rows)?;
+        // Until this has worked the lanes are not ours as far as we know; they are taken again with the next renewal.
+        self.unread(generation, &granted).await?;
         {
             let mut state = self.state();
             if state.generation == generation {
@@ -432,7 +478,9 @@ impl Source for LogSource {
             let mut record = Record::default();
             for settlement in settlements {
                 if let Some(out) = state.out_of(settlement.token) {
-                    let key = out.key.as_deref().filter(|_| self.options.order != Order::None);
+                    // Without order a message waits for no other, but those that an operator gave back do.
+                    let waits = self.options.order != Order::None || out.read.is_none();
+                    let key = out.key.as_deref().filter(|_| waits);
                     record.add(out.lane, out.epoch, out.seq, key, out.read.is_none(), &settlement.outcome);
                 }
             }
@@ -456,6 +504,7 @@ impl Source for LogSource {
                 settled.fenced += usize::from(!state.settle(settlement.token));
             }
         }
+        self.unmark(settlements).await;
         if let Err(error) = self.write_positions().await {
             // Everything durable is recorded; the positions are kept and written with the next settling.
             tracing::debug!(%error, "positions will be written later");

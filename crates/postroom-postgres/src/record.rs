@@ -196,7 +196,7 @@ impl Record {
                 tx.execute(sql, &[&route, &done]).await?;
             }
             let keys: Vec<&str> = self.keys.iter().map(String::as_str).collect();
-            if !keys.is_empty() && ordered && !cfg!(seeded_bug = "nobody_becomes_the_head") {
+            if !keys.is_empty() && !cfg!(seeded_bug = "nobody_becomes_the_head") {
                 tx.execute(include_str!("sql/promote.sql"), &[&route, &keys]).await?;
             }
             crash_point("record.before_commit");

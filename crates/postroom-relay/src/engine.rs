@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use postroom::{
     Batch, Cause, Claimed, Delivery, Disposition, FailureKind, OnDead, Order, Origin, Outcome, Report, Settled,
-    Settlement, Standing, Token, Verdict, Verdicts, Want, decide,
+    Settlement, Standing, Token, Verdict, Verdicts, Want, decide, tidy_reason,
 };
 
 use crate::backoff::Backoff;
@@ -39,6 +39,8 @@ struct Held {
     bytes: usize,
     /// Travels alone: it ended its connection, or relays died over it.
     alone: bool,
+    /// Its lane is somebody else's: it is not published again.
+    lost: bool,
 }
 
 /// The state of one route's relay.
@@ -162,7 +164,7 @@ impl Engine {
             Input::Claimed(claimed) => self.claimed(now, claimed),
             Input::Published(batch, verdicts) => self.published(now, batch, verdicts),
             Input::Settled(settled) => self.settled(now, settled),
-            Input::Probed(result) => self.breaker.probed(now, result),
+            Input::Probed(result) => self.breaker.probed(now, result.map_err(tidy_reason)),
             Input::Woken => self.woken = true,
             Input::Stop => self.stopping = true,
         }
@@ -224,6 +226,11 @@ impl Engine {
         times.into_iter().min()
     }
 
+    /// One message at a time, because relays died before.
+    fn is_alone(&self) -> bool {
+        self.deaths > 0 && self.window() == 1
+    }
+
     /// What a renewal says about this relay.
     fn report(&self) -> Report {
         Report { sink_down: self.breaker.open_because().map(str::to_owned), survived: self.survived }
@@ -249,6 +256,8 @@ impl Engine {
         !self.stopping
             && self.claiming.is_none()
             && self.lanes_held > 0
+            // Alone it would be noted as the one in flight, and blamed for a death, without ever having been published.
+            && !(self.is_alone() && self.breaker.open_because().is_some())
             && self.credit() >= self.window().div_ceil(4)
             && self.bytes_left() >= self.options.in_flight_bytes_max.div_ceil(4)
     }
@@ -257,7 +266,7 @@ impl Engine {
         if !self.can_claim() || (now < self.claim_at && !self.woken) {
             return None;
         }
-        let alone = self.deaths > 0 && self.window() == 1;
+        let alone = self.is_alone();
         // One at a time the parked ones take turns with the others.
         let parked = now >= self.parked_at && !(alone && self.claiming_parked);
         if parked {
@@ -382,6 +391,9 @@ impl Engine {
         for token in &gone {
             self.let_go(token);
         }
+        for held in self.held.values_mut().filter(|held| lanes.contains(&held.delivery.lane)) {
+            held.lost = true;
+        }
         self.suspects.lose(lanes);
         let held = &self.held;
         self.keys.forget(|token| !held.contains_key(token));
@@ -448,8 +460,8 @@ impl Engine {
         let bytes = weight(&delivery);
         let (deaths, attempts) = (delivery.deaths, delivery.attempts);
         let suspicious = self.suspects.contains(delivery.message.id);
-        let alone = suspicious || deaths > 0 || (self.deaths > 0 && self.window() == 1);
-        let held = Held { delivery, key: key.clone(), with_sink: false, bytes, alone };
+        let alone = suspicious || deaths > 0 || self.is_alone();
+        let held = Held { delivery, key: key.clone(), with_sink: false, bytes, alone, lost: false };
         self.held.insert(token, held);
         self.held_bytes += bytes;
         if deaths >= DEATHS_MAX && !scheduled && !behind {
@@ -487,6 +499,7 @@ impl Engine {
         let mut verdicts = match verdicts {
             Ok(verdicts) => verdicts,
             Err(why) => {
+                let why = tidy_reason(why);
                 if cfg!(seeded_bug = "outage_burns_an_attempt") {
                     for token in tokens {
                         let after = Duration::from_secs(3);
@@ -520,7 +533,7 @@ impl Engine {
                         self.counters.sink_outages += 1;
                     }
                 }
-                Verdict::Unknown(why) => unknown.clone_from(why),
+                Verdict::Unknown(why) => unknown = tidy_reason(why.clone()),
                 Verdict::Failed(_) | Verdict::Skipped => {}
             }
             let Delivery { message, attempts, .. } = &held.delivery;
@@ -567,6 +580,9 @@ impl Engine {
             return;
         };
         let Some(held) = self.held.get_mut(&token) else { return };
+        if held.lost {
+            return self.put_back(token);
+        }
         held.alone = true;
         let Delivery { message, lane, attempts, .. } = &held.delivery;
         let under_way: usize = self.batches.values().map(Vec::len).sum();
@@ -590,6 +606,12 @@ impl Engine {
     fn put_back(&mut self, token: Token) {
         let Some(held) = self.held.get_mut(&token) else { return };
         held.with_sink = false;
+        if held.lost {
+            let key = held.key.clone();
+            self.let_go(&token);
+            key.iter().for_each(|key| self.keys.free(key));
+            return;
+        }
         match held.key.clone() {
             // One before it in its batch failed; it has to stay behind that one.
             Some(key) if self.parking.stops(&key) => self.queue_up(token, Some(key)),

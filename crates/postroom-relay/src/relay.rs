@@ -45,7 +45,7 @@ pub struct Summary {
 
 impl Relay {
     /// A relay with the default options: 2,000 messages and 64 MiB in flight, strict order within a key, dead messages are
-    /// skipped, no rate limit, the breaker opens after 100 refusals in a row, idle poll 200 ms, stop deadline 20 s.
+    /// skipped, no rate limit, refusals alone do not open the breaker, idle poll 200 ms, stop deadline 20 s.
     pub fn new(route: impl Into<String>, source: Arc<dyn Source>, sink: Arc<dyn Sink>) -> Self {
         Self {
             route: route.into(),
@@ -57,7 +57,7 @@ impl Relay {
             order: Order::default(),
             on_dead: OnDead::default(),
             rate: None,
-            breaker_after: 100,
+            breaker_after: 0,
             poll_idle: Duration::from_millis(200),
             stop_deadline: Duration::from_secs(20),
             retry: RetryPolicy::default(),
@@ -102,7 +102,8 @@ impl Relay {
     }
 
     /// Refusals in a row, of whatever messages, after which the sink is left alone for 1 s, then 2 s, up to 30 s, with one
-    /// message tried between; 0: never.
+    /// message tried between; 0, the default: never. For sinks with one service behind them: behind a broker, messages that no
+    /// queue takes would hold up all others.
     pub fn breaker_after(mut self, refusals: u32) -> Self {
         self.breaker_after = refusals;
         self

@@ -305,7 +305,9 @@ impl Inner {
         let mut record = Record::default();
         for settlement in settlements {
             if let Some(out) = self.out.get(&settlement.token) {
-                let key = out.key.as_deref().filter(|_| self.options.order != Order::None);
+                // Without order a message waits for no other, but those that an operator gave back do.
+                let waits = self.options.order != Order::None || out.read.is_none();
+                let key = out.key.as_deref().filter(|_| waits);
                 record.add(out.seq, key, out.read.is_none(), &settlement.outcome);
             }
         }
@@ -340,7 +342,8 @@ impl Inner {
             self.watermark.settled(read);
         }
         for settlement in settlements {
-            self.out.remove(&settlement.token);
+            // Not in our books: the lane was lost meanwhile.
+            settled.fenced += usize::from(self.out.remove(&settlement.token).is_none());
         }
         if let Some(position) = self.watermark.advance() {
             self.unwritten = Some(position);

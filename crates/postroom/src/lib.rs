@@ -43,7 +43,7 @@ pub use message::{Headers, Message, MessageId, headers_from_json};
 pub use order::{OnDead, Order};
 pub use outbox::{EnqueueError, Outbox};
 pub use redact::redact_url;
-pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide};
+pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide, tidy_reason};
 pub use sink::{Batch, Sink, SinkLimits};
 pub use source::{Claimed, Report, Settled, Source, Standing, Want};
 pub use status::{RouteStatus, StoreStatus};

@@ -99,7 +99,7 @@ pub fn decide(verdict: Verdict, message: &Message, attempts: u32, policy: &Retry
         Verdict::Unknown(_) => return Disposition::Again,
         Verdict::Failed(failure) => failure,
     };
-    let error = tidy(failure.reason);
+    let error = tidy_reason(failure.reason);
     let burned = attempts.saturating_add(1);
     match failure.kind {
         FailureKind::Busy => {
@@ -115,8 +115,9 @@ pub fn decide(verdict: Verdict, message: &Message, attempts: u32, policy: &Retry
     }
 }
 
-/// Fit for a database column and a screen: without NUL, which text columns cannot hold, and not longer than it is useful.
-fn tidy(mut reason: String) -> String {
+/// Makes a reason fit for a database column and a screen: without NUL, which text columns cannot hold, and not longer than it
+/// is useful.
+pub fn tidy_reason(mut reason: String) -> String {
     const REASON_BYTES_MAX: usize = 4000;
     if reason.contains('\0') {
         reason = reason.replace('\0', "\u{fffd}");

@@ -1,4 +1,9 @@
--- Gives lanes back at once, so that another relay can take them. $1 route, $2 lanes, $3 epochs, $4 owner.
+-- Gives lanes back at once, so that another relay can take them; what is suspected there without a death is forgotten.
+-- $1 route, $2 lanes, $3 epochs, $4 owner.
+with forgotten as (
+    delete from postroom.suspects s
+     using unnest($2::smallint[]) as p (lane) where s.route = $1 and s.lane = p.lane and s.deaths = 0
+)
 update postroom.lanes l
    set owner = null, expires_at = null
   from (select h.lane from postroom.lanes h

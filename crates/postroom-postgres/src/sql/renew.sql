@@ -47,17 +47,6 @@ taken as (
      limit (select greatest(share.lanes - cardinality($3::smallint[]), 0) from share)
        for update of l skip locked
 ),
--- Messages that the relay before had read and only queued up, without its position having passed them: they are read again,
--- in order with those before them that it had in hand. Left parked, they could go out before those.
-unread as (
-    delete from postroom.parked p
-     using taken t, postroom.lanes l, postroom.outbox o
-     where p.route = $1 and p.lane = t.lane and p.state <> 'scheduled' and p.attempts = 0 and p.last_error is null
-       and l.route = $1 and l.lane = t.lane and o.lane = p.lane and o.seq = p.seq
-       and not (o.seq <= l.position_seq and pg_visible_in_snapshot(o.xid, l.position_snapshot))
-       and not (l.catch_up_snapshot is not null and o.seq <= l.catch_up_seq
-                and pg_visible_in_snapshot(o.xid, l.catch_up_snapshot))
-),
 blamed as (
     update postroom.suspects s set deaths = s.deaths + 1, alone = false
       from taken t
