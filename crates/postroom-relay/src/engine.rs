@@ -19,7 +19,7 @@ use crate::breaker::Breaker;
 use crate::chance::Chance;
 use crate::keys::Keys;
 use crate::parking::Parking;
-use crate::protocol::{Action, BatchId, Counters, EngineOptions, Input};
+use crate::protocol::{Action, BatchId, Counters, EngineOptions, Input, weight};
 use crate::rate::Rate;
 use crate::suspects::Suspects;
 
@@ -27,8 +27,6 @@ use crate::suspects::Suspects;
 const PARKED_POLL: Duration = Duration::from_millis(100);
 /// First wait of an idle poll; it doubles up to the configured one.
 const POLL_FIRST: Duration = Duration::from_millis(5);
-/// What a delivery weighs without payload and headers, roughly.
-const DELIVERY_BYTES: usize = 512;
 /// How many relays have to die in a row with this message alone in flight until it is poison.
 const DEATHS_MAX: u32 = 3;
 
@@ -701,10 +699,4 @@ impl Engine {
     pub fn unfinished(&self) -> usize {
         self.keys.waiting() + self.batches.values().map(Vec::len).sum::<usize>()
     }
-}
-
-/// What a delivery weighs in memory, in bytes; the sources estimate it in the same way.
-fn weight(delivery: &Delivery) -> usize {
-    let headers: usize = delivery.message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    delivery.message.payload.len() + headers + DELIVERY_BYTES
 }

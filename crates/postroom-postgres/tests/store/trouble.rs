@@ -386,4 +386,18 @@ async fn a_route_without_order_parks_messages_alone() {
     let retry = |after| Outcome::Retry { after: Duration::from_secs(after), attempts: 1, error: "no".to_owned() };
     source.settle(&[settled(claimed[0].token, retry(3600)), settled(claimed[1].token, retry(0))]).await.unwrap();
     assert_eq!(drain(&source).await, [ids[1]], "it waits for no other of its key");
+    // What an operator gives back goes out too, one after the other, however many there are of a key.
+    let more = enqueue(&client, Some("a"), 5).await;
+    let claimed = claim_all(&source).await;
+    let buried: Vec<_> = claimed.iter().map(|delivery| settled(delivery.token, dead(false))).collect();
+    source.settle(&buried).await.unwrap();
+    assert_eq!(retry_dead(&connector(&database), &DeadFilter::default(), 2, &deed()).await.unwrap().len(), 2);
+    let first = claim_all(&source).await;
+    assert_eq!(retry_dead(&connector(&database), &DeadFilter::default(), 10, &deed()).await.unwrap().len(), 3);
+    source.settle(&done(first.iter().map(|delivery| delivery.token))).await.unwrap();
+    let mut found = first.len();
+    while let late @ 1.. = drain(&source).await.len() {
+        found += late;
+    }
+    assert_eq!(found, more.len(), "I8: one without a head waits for ever");
 }
