@@ -135,21 +135,6 @@ impl Engine {
         self.counters
     }
 
-    /// Where it stands, for a report about a relay that seems to be stuck.
-    pub fn describe(&self) -> String {
-        format!(
-            "{} held, {} waiting, {} batches, {} to settle, {} settled ahead, {} lanes, {} deaths, sink {}",
-            self.held.len(),
-            self.keys.waiting(),
-            self.batches.len(),
-            self.pending.len() + self.settling.iter().map(Vec::len).sum::<usize>(),
-            self.settled_ahead,
-            self.lanes_held,
-            self.deaths,
-            self.breaker.open_because().unwrap_or("up")
-        )
-    }
-
     /// Deliveries claimed and not settled.
     pub fn in_flight(&self) -> usize {
         self.held.len()

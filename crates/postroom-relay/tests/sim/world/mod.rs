@@ -305,7 +305,13 @@ impl World {
             for index in 0..self.relays.len() {
                 let relay = &self.relays[index];
                 let engine = relay.engine.as_ref().map(|engine| {
-                    format!("{} {:?} wakes {:?}", engine.describe(), engine.counters(), engine.wake_at())
+                    format!(
+                        "{} in flight, {} unfinished, {:?} wakes {:?}",
+                        engine.in_flight(),
+                        engine.unfinished(),
+                        engine.counters(),
+                        engine.wake_at()
+                    )
                 });
                 let text = format!("relay {index}: {engine:?} {}", relay.side.describe());
                 self.note(|| text);
