@@ -102,8 +102,8 @@ impl Relay {
         if !died {
             process.kill();
         }
+        // It leaves its mark and aborts at once; the kill may come in between.
         let hit = mark.exists();
-        assert!(!hit || died, "it left its mark and lived");
         self.start(rig, &[]);
         hit
     }
