@@ -53,7 +53,7 @@ async fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("bench: {error}");
+            eprintln!("bench: {error}: {error:?}");
             ExitCode::FAILURE
         }
     }
