@@ -20,6 +20,7 @@ pub async fn by_backlog(report: &mut Report, largest: usize) -> Result<(), BoxEr
         owner: "bench".to_owned(),
         lease: std::time::Duration::from_secs(3600),
         start_at: StartAt::Oldest,
+        positions_every: postroom_postgres::POSITIONS_EVERY,
         order: postroom::Order::Key,
     };
     let source = LogSource::open(Connector::new(database.url())?, options).await?;

@@ -136,6 +136,7 @@ impl<'a> Run<'a> {
             owner: surroundings::unique(),
             lease: Duration::from_secs(15),
             start_at: StartAt::Oldest,
+            positions_every: postroom_postgres::POSITIONS_EVERY,
             order: self.order,
         };
         let source = LogSource::open(Connector::new(self.store)?, options).await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postroom::{Order, Source, TopicFilter, Wake, redact_url};
-use postroom_postgres::{Connector, Listener, LogSource, LogSourceOptions, StartAt};
+use postroom_postgres::{Connector, Listener, LogSource, LogSourceOptions, POSITIONS_EVERY, StartAt};
 use postroom_sqlite::{SqliteSource, SqliteSourceOptions};
 
 use crate::exit::{self, Failure};
@@ -68,7 +68,15 @@ impl Store {
         let RouteOptions { name, topics, owner, lease, start_at, order } = route;
         match self {
             Self::Postgres(connector) => {
-                let options = LogSourceOptions { route: name, topics, owner, lease, start_at, order };
+                let options = LogSourceOptions {
+                    route: name,
+                    topics,
+                    owner,
+                    lease,
+                    start_at,
+                    order,
+                    positions_every: POSITIONS_EVERY,
+                };
                 Ok(Arc::new(LogSource::open(connector.as_ref().clone(), options).await?))
             }
             Self::Sqlite(path) => {

@@ -11,6 +11,10 @@ use crate::row::{FoundRow, Granted, ParkedRow, Read};
 
 /// Positions that rows of other routes were passed by are written this often.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
+/// Writing positions takes at most about one part in so many of the time.
+const WRITE_PART: u32 = 20;
+/// With so many messages waiting for it, positions are written at once; with fewer when the relay wants few.
+const UNWRITTEN_MAX: usize = 200;
 
 #[derive(Default)]
 pub(crate) struct Lanes {
@@ -31,8 +35,13 @@ pub(crate) struct Lanes {
     /// There is one claim at a time.
     claims_begun: u64,
     claim_under_way: bool,
-    /// When positions were last on their way to the database.
+    /// When positions were last on their way to the database, and how long that took.
     wrote_at: Option<Instant>,
+    wrote_in: Duration,
+    /// Messages settled since, that the stored positions have not passed.
+    unwritten: usize,
+    /// How many messages the relay wanted last; a small window must not wait for its positions.
+    asked: usize,
 }
 
 struct Lane {
@@ -287,15 +296,17 @@ impl Lanes {
         if let Some(read) = out.read {
             lane.watermark.settled(read);
         }
+        let ahead = lane.watermark.settled_ahead();
         if let Some(position) = lane.watermark.advance() {
             lane.unwritten = Some(position);
+            self.unwritten += ahead - lane.watermark.settled_ahead();
         }
         true
     }
 
     /// Deliveries that are settled while their lane's position waits for an older one: a crash repeats these too.
     pub fn settled_ahead(&self) -> usize {
-        self.lanes.values().map(|lane| lane.watermark.settled_ahead()).sum()
+        self.lanes.values().map(|lane| lane.watermark.settled_ahead()).sum::<usize>() + self.unwritten
     }
 
     pub fn out_of(&self, token: Token) -> Option<&Out> {
@@ -320,6 +331,29 @@ impl Lanes {
         self.out.values().filter(|out| out.read.is_none()).map(|out| out.seq).collect()
     }
 
+    /// The relay wants so many messages.
+    pub fn wanted(&mut self, messages: usize) {
+        self.asked = messages;
+    }
+
+    /// Whether it is time to write positions: not so often that writing is most of what is done, and at once when many
+    /// messages would be repeated after a crash.
+    pub fn positions_are_due(&self, every: Duration) -> bool {
+        let wait = if every.is_zero() { every } else { every.max(self.wrote_in * WRITE_PART) };
+        let many = (self.asked / 4).clamp(1, UNWRITTEN_MAX);
+        let due = self.unwritten >= many || self.wrote_at.is_none_or(|at| at.elapsed() >= wait);
+        due && self.has_unwritten()
+    }
+
+    pub fn has_unwritten(&self) -> bool {
+        self.lanes.values().any(|lane| lane.unwritten.is_some())
+    }
+
+    /// Positions were written, and it took so long.
+    pub fn wrote_in(&mut self, took: Duration) {
+        self.wrote_in = took;
+    }
+
     /// Whether a position was reached that no settling has written for a while.
     pub fn has_stale_positions(&self) -> bool {
         let due = self.wrote_at.is_none_or(|at| at.elapsed() > WRITE_EVERY);
@@ -329,6 +363,7 @@ impl Lanes {
     /// Begins to write: takes the positions that are to be written.
     pub fn begin_write(&mut self) -> Vec<(u16, i64, Position)> {
         self.wrote_at = Some(Instant::now());
+        self.unwritten = 0;
         let lanes = self.lanes.iter_mut();
         let taken = lanes.filter_map(|(number, lane)| {
             lane.unwritten.take().map(|at| {

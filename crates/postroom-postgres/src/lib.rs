@@ -53,7 +53,7 @@ pub use dead::{dead_letters, dead_payload, discard_dead, retry_dead};
 #[cfg(feature = "tokio-postgres")]
 pub use keys::{act_on_key, waiting_keys};
 #[cfg(feature = "tokio-postgres")]
-pub use log_source::{LogSource, LogSourceOptions, ReadCounters, StartAt};
+pub use log_source::{LogSource, LogSourceOptions, POSITIONS_EVERY, ReadCounters, StartAt};
 #[cfg(feature = "tokio-postgres")]
 pub use migrate::{LANES_DEFAULT, MigrateError, Migrated, migrate, print_sql, schema_version};
 #[cfg(feature = "tokio-postgres")]

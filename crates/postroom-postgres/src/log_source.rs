@@ -49,7 +49,13 @@ pub struct LogSourceOptions {
     pub start_at: StartAt,
     /// Order within a key; the relay has to be told the same.
     pub order: Order,
+    /// Positions are written at most so often, unless many messages wait for it; [`POSITIONS_EVERY`] is a good choice.
+    pub positions_every: Duration,
 }
+
+/// Each write of positions leaves a dead row version a lane, which a snapshot held open somewhere keeps alive, and which every
+/// later write has to pass. So they are written 20 times a second and not hundreds of times.
+pub const POSITIONS_EVERY: Duration = Duration::from_millis(50);
 
 /// How messages were found since the source was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -280,6 +286,7 @@ impl LogSource {
             let unbounded = cfg!(seeded_bug = "one_lane_takes_every_place");
             let lane_max = if want.alone { 1 } else { want.lane_messages_max };
             let lane_max = if unbounded { usize::MAX } else { lane_max };
+            state.wanted(want.messages);
             (state.ask(messages, lane_max), std::mem::take(&mut state.floor_is_stale), state.generation)
         };
         if asked.is_empty() {
@@ -386,6 +393,7 @@ impl LogSource {
     /// Writes the positions reached so far. A lane that is not ours any more is dropped.
     async fn write_positions(&self) -> Result<(), StoreError> {
         let _turn = self.position_turn.lock().await;
+        let began = Instant::now();
         let (moves, generation) = {
             let mut state = self.state();
             (state.begin_write(), state.generation)
@@ -405,6 +413,7 @@ impl LogSource {
                     }
                 }
                 state.end_write(moves, true);
+                state.wrote_in(began.elapsed());
                 Ok(())
             }
             Err(error) => {
@@ -505,11 +514,13 @@ impl Source for LogSource {
             }
         }
         self.unmark(settlements).await;
-        if let Err(error) = self.write_positions().await {
+        let due = self.state().positions_are_due(self.options.positions_every);
+        if due && let Err(error) = self.write_positions().await {
             // Everything durable is recorded; the positions are kept and written with the next settling.
             tracing::debug!(%error, "positions will be written later");
         }
         let mut state = self.state();
+        settled.unwritten = state.has_unwritten();
         settled.settled_ahead = state.settled_ahead();
         settled.lost_lanes = state.take_lost();
         drop(state);

@@ -27,6 +27,8 @@ use crate::suspects::Suspects;
 const PARKED_POLL: Duration = Duration::from_millis(100);
 /// First wait of an idle poll; it doubles up to the configured one.
 const POLL_FIRST: Duration = Duration::from_millis(5);
+/// How soon a position is written that nothing else writes.
+const FLUSH_AFTER: Duration = Duration::from_millis(50);
 /// How many relays have to die in a row with this message alone in flight until it is poison.
 const DEATHS_MAX: u32 = 3;
 
@@ -59,6 +61,8 @@ pub struct Engine {
     settling: Option<Vec<Settlement>>,
     settle_number: u64,
     settle_at: Duration,
+    /// A position is to be written by then, although nothing may be left to settle.
+    flush_at: Option<Duration>,
     settle_backoff: Backoff,
     claiming: Option<u64>,
     /// The claim under way looks at parked messages too.
@@ -104,6 +108,7 @@ impl Engine {
             settling: None,
             settle_number: 0,
             settle_at: Duration::ZERO,
+            flush_at: None,
             settle_backoff: store_backoff(),
             claiming: None,
             claiming_parked: false,
@@ -169,7 +174,9 @@ impl Engine {
         while let Some(publish) = self.next_batch(now) {
             actions.push(publish);
         }
-        if self.settling.is_none() && !self.pending.is_empty() && now >= self.settle_at {
+        let flush = self.flush_at.is_some_and(|at| now >= at);
+        if self.settling.is_none() && (flush || !self.pending.is_empty()) && now >= self.settle_at {
+            self.flush_at = None;
             let settlements = std::mem::take(&mut self.pending);
             self.settle_number += 1;
             self.settling = Some(settlements.clone());
@@ -202,6 +209,8 @@ impl Engine {
         }
         if self.settling.is_none() && !self.pending.is_empty() {
             times.push(self.settle_at);
+        } else if self.settling.is_none() {
+            times.extend(self.flush_at.map(|at| at.max(self.settle_at)));
         }
         if self.can_claim() {
             times.push(self.claim_at);
@@ -670,6 +679,7 @@ impl Engine {
             self.survived = true;
         }
         self.counters.fenced += settled.fenced as u64;
+        self.flush_at = settled.unwritten.then_some(now + FLUSH_AFTER);
         self.settled_ahead = settled.settled_ahead;
         self.parking.settled(self.settle_number, self.claiming);
         self.lose(&settled.lost_lanes);

@@ -63,6 +63,9 @@ pub struct Settled {
     /// Deliveries settled so far that the stored position has not passed, because an older one is open: a crash repeats
     /// these too, so they count as in flight.
     pub settled_ahead: usize,
+    /// A position was reached and is not written yet: [`Source::settle`] is to be called again soon, with nothing if there is
+    /// nothing.
+    pub unwritten: bool,
 }
 
 /// How a relay stands with its route.
@@ -95,7 +98,8 @@ pub trait Source: Send + Sync {
     /// Hands out up to `want` deliveries of the lanes held.
     async fn claim(&self, want: Want) -> Result<Claimed, StoreError>;
 
-    /// Records outcomes. May be called again with the same settlements after an error: it repeats nothing.
+    /// Records outcomes, and writes positions when it is time to: seldom enough that a snapshot held open somewhere does not make
+    /// them dear. May be called again with the same settlements after an error: it repeats nothing.
     async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError>;
 
     /// Gives the lanes back, so that another relay can take them at once.

@@ -41,6 +41,7 @@ async fn unroutable_messages_are_never_marked_stored() {
             owner: "test".to_owned(),
             lease: Duration::from_secs(15),
             start_at: StartAt::Oldest,
+            positions_every: postroom_postgres::POSITIONS_EVERY,
             order: postroom::Order::Key,
         },
     )

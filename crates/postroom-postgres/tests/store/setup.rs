@@ -26,6 +26,7 @@ pub fn options(owner: &str) -> LogSourceOptions {
         owner: owner.to_owned(),
         lease: Duration::from_secs(600),
         start_at: StartAt::Oldest,
+        positions_every: Duration::ZERO,
         order: postroom::Order::Key,
     }
 }

@@ -273,8 +273,13 @@ impl World {
                 }
                 let fenced = side.settled(&settlements);
                 let moves = side.begin_write();
-                let settled =
-                    Settled { lost_lanes: Vec::new(), fenced, more_parked: true, settled_ahead: side.settled_ahead() };
+                let settled = Settled {
+                    lost_lanes: Vec::new(),
+                    fenced,
+                    more_parked: true,
+                    settled_ahead: side.settled_ahead(),
+                    unwritten: false,
+                };
                 return self.send(index, Op::Positions { moves, then: Some(settled) });
             }
             Reply::Positions { moves, written, then } => {
