@@ -177,7 +177,7 @@ async fn a_message_over_which_the_broker_closes_the_channel_is_found_when_it_is_
     let audit = AuditQueue::bound(&options.url, &options.exchange, "#").await;
     // Topic permissions: guest may write no routing key but those that begin with "allowed".
     broker.ctl(&["set_topic_permissions", "guest", &options.exchange, "^allowed", ".*"]).unwrap();
-    let sink = RabbitmqSink::new(options).unwrap();
+    let sink = RabbitmqSink::new(options.clone()).unwrap();
     let refused = Message::new("t", "k", "x").routing_key("forbidden");
     let good = Message::new("t", "k", "x").routing_key("allowed.key");
     // In company nobody knows whose fault it was, and nobody is taken for stored.
@@ -200,6 +200,8 @@ async fn a_message_over_which_the_broker_closes_the_channel_is_found_when_it_is_
     // An exchange that nothing may be written to is nobody's fault but the permissions': no message is judged over it.
     broker.ctl(&["clear_topic_permissions", "guest"]).unwrap();
     broker.ctl(&["set_permissions", "guest", ".*", "^nothing$", ".*"]).unwrap();
+    // The broker keeps what it once allowed a channel; a new connection asks again.
+    let sink = RabbitmqSink::new(options).unwrap();
     for _ in 0..3 {
         let outcome = sink.publish(&Batch::new(vec![good.clone()])).await;
         let verdict = outcome.map(|mut verdicts| verdicts.take(good.id));
