@@ -340,7 +340,7 @@ fn find(name: &str) -> Result<&'static Bug, Failure> {
     })
 }
 
-/// A name that no file mentions would look like a bug that survived.
+/// A name that no file mentions would look like a bug that survived; one that is not listed is caught by nothing.
 fn require_seeds(workspace: &Workspace, bugs: &[&Bug]) -> Result<(), Failure> {
     let mut text = String::new();
     for file in sources::rust_files(&workspace.root.join("crates"))? {
@@ -355,7 +355,13 @@ fn require_seeds(workspace: &Workspace, bugs: &[&Bug]) -> Result<(), Failure> {
             )));
         }
     }
-    Ok(())
+    let seeded = text.split("seeded_bug = \"").skip(1).filter_map(|rest| rest.split('"').next());
+    match seeded.into_iter().find(|name| !BUGS.iter().any(|bug| bug.name == *name)) {
+        None => Ok(()),
+        Some(name) => Err(Failure::work(format!(
+            "the bug {name} is seeded in crates/ and is not on the list in xtask/src/seeded_bugs.rs"
+        ))),
+    }
 }
 
 /// Where tests are built and run.

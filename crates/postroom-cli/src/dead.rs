@@ -145,17 +145,16 @@ async fn act(args: DeedArgs, json: bool, verb: &str) -> Result<(), Failure> {
         return Err(Failure::new(exit::USAGE, "--reason is empty; the audit row keeps it"));
     }
     let deed = Deed { actor: actor(), reason };
-    let again = self::store(&args.store)?;
-    let letters = match (store, verb) {
+    let letters = match (&store, verb) {
         (Store::Postgres(connector), "retry") => {
-            postroom_postgres::retry_dead(&connector, &filter, limit, &deed).await?
+            postroom_postgres::retry_dead(connector, &filter, limit, &deed).await?
         }
-        (Store::Postgres(connector), _) => postroom_postgres::discard_dead(&connector, &filter, limit, &deed).await?,
+        (Store::Postgres(connector), _) => postroom_postgres::discard_dead(connector, &filter, limit, &deed).await?,
         (Store::Sqlite(path), "retry") => {
-            postroom_sqlite::retry_dead(&mut postroom_sqlite::connect(&path)?, &filter, limit, &deed)?
+            postroom_sqlite::retry_dead(&mut postroom_sqlite::connect(path)?, &filter, limit, &deed)?
         }
         (Store::Sqlite(path), _) => {
-            postroom_sqlite::discard_dead(&mut postroom_sqlite::connect(&path)?, &filter, limit, &deed)?
+            postroom_sqlite::discard_dead(&mut postroom_sqlite::connect(path)?, &filter, limit, &deed)?
         }
     };
     print(&letters, json, "nothing was done: no dead letter fits");
@@ -163,7 +162,7 @@ async fn act(args: DeedArgs, json: bool, verb: &str) -> Result<(), Failure> {
         let done = if verb == "retry" { "given back to their relay" } else { "discarded" };
         println!("{} {done}", letters.len());
     }
-    let left = if verb == "discard" { self::letters(&again, &filter, limit).await?.len() } else { 0 };
+    let left = if verb == "discard" { self::letters(&store, &filter, limit).await?.len() } else { 0 };
     if left > 0 {
         eprintln!(
             "postroom: {left} more fit; those that died this moment can be discarded when their relay has passed them"

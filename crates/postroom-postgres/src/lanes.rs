@@ -9,8 +9,6 @@ use crate::log_source::ReadCounters;
 use crate::position::{Floors, Found, Position};
 use crate::row::{FoundRow, Granted, ParkedRow, Read};
 
-/// Positions that rows of other routes were passed by are written this often.
-const WRITE_EVERY: Duration = Duration::from_secs(1);
 /// Writing positions takes at most about one part in so many of the time.
 const WRITE_PART: u32 = 20;
 /// With so many messages waiting for it, positions are written at once; with fewer when the relay wants few.
@@ -38,8 +36,6 @@ pub(crate) struct Lanes {
     /// When positions were last on their way to the database, and how long that took.
     wrote_at: Option<Instant>,
     wrote_in: Duration,
-    /// Messages settled since, that the stored positions have not passed.
-    unwritten: usize,
     /// How many messages the relay wanted last; a small window must not wait for its positions.
     asked: usize,
 }
@@ -50,8 +46,10 @@ struct Lane {
     watermark: Watermark<Position>,
     /// Reached, but not written yet.
     unwritten: Option<Position>,
-    /// A position is on its way to the database; whether it came there is not known yet.
-    writing: bool,
+    /// Messages that the stored position has not passed, although everything up to them is settled.
+    unwritten_messages: usize,
+    /// A position that passes so many of them is on its way to the database; whether it came there is not known yet.
+    writing: Option<usize>,
     /// The last read took as much as it was allowed.
     full: bool,
     /// Another relay's share, since the claim of this number: nothing more is claimed here, and it is given back when
@@ -230,9 +228,18 @@ impl Lanes {
                     if let Some(before) = self.lanes.get(&number).map(|lane| lane.epoch) {
                         self.lose(number, before);
                     }
-                    let watermark = Watermark::default();
-                    let (unwritten, writing, full, leaving) = (None, false, true, None);
-                    let lane = Lane { epoch, position, watermark, unwritten, writing, full, leaving, deadline, deaths };
+                    let lane = Lane {
+                        epoch,
+                        position,
+                        watermark: Watermark::default(),
+                        unwritten: None,
+                        unwritten_messages: 0,
+                        writing: None,
+                        full: true,
+                        leaving: None,
+                        deadline,
+                        deaths,
+                    };
                     self.lanes.insert(number, lane);
                 }
             }
@@ -265,7 +272,8 @@ impl Lanes {
         let leaving = self.lanes.iter().filter(|(number, lane)| {
             // A claim that began before the lane was to leave may still bring something of it.
             let claimed = lane.leaving.is_some_and(|since| !self.claim_under_way || self.claims_begun > since);
-            let written = lane.unwritten.is_none() && (!lane.writing || cfg!(seeded_bug = "gives_back_while_writing"));
+            let written =
+                lane.unwritten.is_none() && (lane.writing.is_none() || cfg!(seeded_bug = "gives_back_while_writing"));
             claimed && written && !busy.contains(number)
         });
         leaving.map(|(number, lane)| (*number, lane.epoch)).collect()
@@ -299,14 +307,15 @@ impl Lanes {
         let ahead = lane.watermark.settled_ahead();
         if let Some(position) = lane.watermark.advance() {
             lane.unwritten = Some(position);
-            self.unwritten += ahead - lane.watermark.settled_ahead();
+            lane.unwritten_messages += ahead - lane.watermark.settled_ahead();
         }
         true
     }
 
-    /// Deliveries that are settled while their lane's position waits for an older one: a crash repeats these too.
+    /// Deliveries that are settled while their lane's position waits for an older one, or is not written: a crash repeats
+    /// these too.
     pub fn settled_ahead(&self) -> usize {
-        self.lanes.values().map(|lane| lane.watermark.settled_ahead()).sum::<usize>() + self.unwritten
+        self.lanes.values().map(|lane| lane.watermark.settled_ahead() + lane.unwritten_messages).sum()
     }
 
     pub fn out_of(&self, token: Token) -> Option<&Out> {
@@ -337,12 +346,13 @@ impl Lanes {
     }
 
     /// Whether it is time to write positions: not so often that writing is most of what is done, and at once when many
-    /// messages would be repeated after a crash.
+    /// messages would be repeated after a crash, or when another relay waits for a lane.
     pub fn positions_are_due(&self, every: Duration) -> bool {
         let wait = if every.is_zero() { every } else { every.max(self.wrote_in * WRITE_PART) };
         let many = (self.asked / 4).clamp(1, UNWRITTEN_MAX);
-        let due = self.unwritten >= many || self.wrote_at.is_none_or(|at| at.elapsed() >= wait);
-        due && self.has_unwritten()
+        let messages: usize = self.lanes.values().map(|lane| lane.unwritten_messages).sum();
+        let due = messages >= many || self.wrote_at.is_none_or(|at| at.elapsed() >= wait);
+        self.lanes.values().any(|lane| lane.unwritten.is_some() && (due || lane.leaving.is_some()))
     }
 
     pub fn has_unwritten(&self) -> bool {
@@ -354,20 +364,13 @@ impl Lanes {
         self.wrote_in = took;
     }
 
-    /// Whether a position was reached that no settling has written for a while.
-    pub fn has_stale_positions(&self) -> bool {
-        let due = self.wrote_at.is_none_or(|at| at.elapsed() > WRITE_EVERY);
-        self.lanes.values().any(|lane| lane.unwritten.is_some() && (due || lane.leaving.is_some()))
-    }
-
     /// Begins to write: takes the positions that are to be written.
     pub fn begin_write(&mut self) -> Vec<(u16, i64, Position)> {
         self.wrote_at = Some(Instant::now());
-        self.unwritten = 0;
         let lanes = self.lanes.iter_mut();
         let taken = lanes.filter_map(|(number, lane)| {
             lane.unwritten.take().map(|at| {
-                lane.writing = true;
+                lane.writing = Some(lane.unwritten_messages);
                 (*number, lane.epoch, at)
             })
         });
@@ -378,8 +381,10 @@ impl Lanes {
     pub fn end_write(&mut self, moves: Vec<(u16, i64, Position)>, written: bool) {
         for (number, epoch, position) in moves {
             if let Some(lane) = self.lanes.get_mut(&number).filter(|lane| lane.epoch == epoch) {
-                lane.writing = false;
-                if !written {
+                let passed = lane.writing.take().unwrap_or_default();
+                if written {
+                    lane.unwritten_messages -= passed;
+                } else {
                     lane.unwritten.get_or_insert(position);
                 }
             }
@@ -419,6 +424,33 @@ mod tests {
         let granted = Granted { lane: 3, epoch: 1, kept: false, position, deaths: 0 };
         lanes.renewed(&[], vec![granted], Instant::now() + Duration::from_secs(60));
         lanes
+    }
+
+    #[test]
+    fn what_is_settled_counts_until_its_position_is_known_to_be_written() {
+        let mut lanes = holding_one_lane();
+        let asked = lanes.ask(10, 10);
+        let row = |seq| FoundRow {
+            lane: 3,
+            seq,
+            late: false,
+            scheduled: false,
+            behind: false,
+            cut: false,
+            message: Some(postroom::Message::new("orders", "order.placed", "x")),
+        };
+        let read = Read { snapshot: "15:30:".into(), xmax: 30, rows: (1..=3).map(row).collect() };
+        let (deliveries, _) = lanes.take_in(asked, read);
+        for (settled, delivery) in (1..).zip(&deliveries) {
+            assert!(lanes.settle(delivery.token));
+            assert_eq!(lanes.settled_ahead(), settled, "I3: a crash now repeats them");
+        }
+        for written in [false, true] {
+            let moves = lanes.begin_write();
+            assert_eq!((moves.len(), lanes.settled_ahead()), (1, 3));
+            lanes.end_write(moves, written);
+        }
+        assert_eq!((lanes.settled_ahead(), lanes.has_unwritten()), (0, false));
     }
 
     #[test]

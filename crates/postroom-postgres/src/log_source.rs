@@ -219,16 +219,12 @@ impl LogSource {
         {
             delivery.deaths = self.mark_alone(delivery).await;
         }
-        if self.state().has_stale_positions()
-            && let Err(error) = self.write_positions().await
-        {
-            // Rows of other routes are passed without any settling; what was reached by them is written here.
-            tracing::debug!(%error, "positions will be written later");
-        }
         let mut state = self.state();
         // A lane may have been lost since its rows were taken in.
         claimed.deliveries.retain(|delivery| state.out_of(delivery.token).is_some());
         claimed.lost_lanes = state.take_lost();
+        // Rows of other routes are passed without any settling.
+        claimed.unwritten = state.has_unwritten();
         drop(state);
         Ok(claimed)
     }

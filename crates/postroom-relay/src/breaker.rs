@@ -87,7 +87,10 @@ impl Breaker {
                 self.state = State::Closed;
                 self.trial = true;
             }
-            Err(why) => self.open(now + self.unreachable.clone().failed(), why, true),
+            Err(why) => {
+                let wait = self.unreachable.failed();
+                self.open(now + wait, why);
+            }
         }
     }
 
@@ -95,7 +98,8 @@ impl Breaker {
     pub fn lost(&mut self, now: Duration, why: String) -> bool {
         let news = matches!(self.state, State::Closed);
         if news {
-            self.open(now + self.unreachable.clone().failed(), why, true);
+            let wait = self.unreachable.failed();
+            self.open(now + wait, why);
         }
         news
     }
@@ -117,8 +121,8 @@ impl Breaker {
         // Still refusing after the break: one message is enough to see it.
         let opens = self.refusals == self.refusals_max || (self.refusals > self.refusals_max && self.trial);
         if opens {
-            let wait = self.refusing.clone().failed();
-            self.open(now + wait, format!("it refused {} messages in a row, the last: {why}", self.refusals), false);
+            let wait = self.refusing.failed();
+            self.open(now + wait, format!("it refused {} messages in a row, the last: {why}", self.refusals));
         }
         opens
     }
@@ -130,9 +134,7 @@ impl Breaker {
         }
     }
 
-    fn open(&mut self, probe_at: Duration, why: String, unreachable: bool) {
-        let backoff = if unreachable { &mut self.unreachable } else { &mut self.refusing };
-        backoff.failed();
+    fn open(&mut self, probe_at: Duration, why: String) {
         self.ramp = 1;
         self.state = State::Open { probe_at, probing: false, why };
     }

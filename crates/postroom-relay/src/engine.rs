@@ -19,7 +19,7 @@ use crate::breaker::Breaker;
 use crate::chance::Chance;
 use crate::keys::Keys;
 use crate::parking::Parking;
-use crate::protocol::{Action, BatchId, Counters, EngineOptions, Input, weight};
+use crate::protocol::{Action, BatchId, Counters, EngineOptions, Input};
 use crate::rate::Rate;
 use crate::suspects::Suspects;
 
@@ -312,19 +312,11 @@ impl Engine {
         if tokens.is_empty() && self.batches.is_empty() && !aside.is_empty() {
             let mut run = aside.remove(0).into_iter();
             tokens.extend(run.next());
-            self.unpop(run);
+            self.unpop(run, Keys::put_back);
             self.alone = true;
         }
-        if self.breaker.on_trial() {
-            for run in aside {
-                for token in run.into_iter().rev() {
-                    let key = self.held.get(&token).and_then(|held| held.key.clone());
-                    self.keys.put_back_last(key.as_ref(), token);
-                }
-            }
-        } else {
-            aside.into_iter().for_each(|run| self.unpop(run.into_iter()));
-        }
+        let put_back = if self.breaker.on_trial() { Keys::put_back_last } else { Keys::put_back };
+        aside.into_iter().for_each(|run| self.unpop(run.into_iter(), put_back));
         let mut messages = Vec::with_capacity(tokens.len());
         for token in &tokens {
             if let Some(held) = self.held.get_mut(token) {
@@ -397,11 +389,15 @@ impl Engine {
         }
     }
 
-    /// Puts what was popped, and not published, back to the front, in its order.
-    fn unpop(&mut self, run: impl DoubleEndedIterator<Item = Token>) {
+    /// Puts what was popped, and not published, back in its order; the key is the next or the last to go.
+    fn unpop(
+        &mut self,
+        run: impl DoubleEndedIterator<Item = Token>,
+        put_back: fn(&mut Keys, Option<&Arc<str>>, Token),
+    ) {
         for token in run.rev() {
             let key = self.held.get(&token).and_then(|held| held.key.clone());
-            self.keys.put_back(key.as_ref(), token);
+            put_back(&mut self.keys, key.as_ref(), token);
         }
     }
 
@@ -419,6 +415,9 @@ impl Engine {
         self.claim_backoff.succeeded();
         self.lose(&claimed.lost_lanes);
         self.lanes_held = self.lanes_held.saturating_sub(claimed.lost_lanes.len());
+        if claimed.unwritten {
+            self.flush_at.get_or_insert(now + FLUSH_AFTER);
+        }
         self.counters.claimed += claimed.deliveries.len() as u64;
         if claimed.more {
             self.claim_at = now;
@@ -449,7 +448,7 @@ impl Engine {
             }
             Origin::Parked => self.parking.stops(key) && !cfg!(seeded_bug = "follower_overtakes_the_failed_one"),
         });
-        let bytes = weight(&delivery);
+        let bytes = delivery.message.weight();
         let (deaths, attempts) = (delivery.deaths, delivery.attempts);
         let suspicious = self.suspects.contains(delivery.message.id);
         let alone = suspicious || deaths > 0 || self.is_alone();

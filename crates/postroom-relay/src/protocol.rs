@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use postroom::{
-    Batch, Claimed, Delivery, OnDead, Order, Report, RetryPolicy, Settled, Settlement, SinkLimits, Standing, Verdicts,
-    Want,
+    Batch, Claimed, OnDead, Order, Report, RetryPolicy, Settled, Settlement, SinkLimits, Standing, Verdicts, Want,
 };
 
 /// What the engine is told once.
@@ -95,12 +94,4 @@ pub struct Counters {
     pub fenced: u64,
     /// Times the sink was found unavailable, or refused everything.
     pub sink_outages: u64,
-}
-
-/// What a delivery weighs without payload and headers, roughly.
-const DELIVERY_BYTES: usize = 512;
-/// What a delivery weighs in memory, in bytes; the sources estimate it in the same way.
-pub(crate) fn weight(delivery: &Delivery) -> usize {
-    let headers: usize = delivery.message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    delivery.message.payload.len() + headers + DELIVERY_BYTES
 }

@@ -57,7 +57,7 @@ fn started_with(options: EngineOptions) -> Engine {
 }
 
 fn claimed(deliveries: Vec<Delivery>) -> Input {
-    Input::Claimed(Some(Claimed { deliveries, more: false, lost_lanes: vec![] }))
+    Input::Claimed(Some(Claimed { deliveries, ..Claimed::default() }))
 }
 
 fn published(actions: &[Action]) -> Vec<(BatchId, &Batch)> {
@@ -258,7 +258,7 @@ fn a_lost_lane_takes_its_waiting_messages_with_it() {
     engine.on(NOW, claimed(vec![delivery(1, "a"), delivery(2, "a")]));
     let actions = engine.next(NOW);
     let (id, batch) = published(&actions)[0];
-    let lost = Claimed { deliveries: vec![], more: false, lost_lanes: vec![0] };
+    let lost = Claimed { lost_lanes: vec![0], ..Claimed::default() };
     engine.on(NOW, Input::Claimed(Some(lost)));
     engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
     let actions = engine.next(NOW);

@@ -139,9 +139,6 @@ impl Source for SqliteSource {
                 }
                 None => inner.lose(),
             }
-            // Rows of other routes are passed without any settling; what was reached by them is written here.
-            let settled = inner.settle(&[])?;
-            inner.lost.extend(settled.lost_lanes);
             let (held, settled_ahead) = (usize::from(inner.epoch.is_some()), inner.watermark.settled_ahead());
             Ok(Standing { held, lost_lanes: std::mem::take(&mut inner.lost), settled_ahead, deaths: 0 })
         })
@@ -149,7 +146,13 @@ impl Source for SqliteSource {
     }
 
     async fn claim(&self, want: Want) -> Result<Claimed, StoreError> {
-        self.blocking("claim messages", move |inner| inner.claim(want)).await
+        self.blocking("claim messages", move |inner| {
+            let mut claimed = inner.claim(want)?;
+            // Rows of other routes are passed without any settling.
+            claimed.unwritten = inner.unwritten.is_some();
+            Ok(claimed)
+        })
+        .await
     }
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError> {
@@ -185,11 +188,13 @@ impl Inner {
         self.unwritten = None;
     }
 
-    fn hand_out(&mut self, out: Out) -> Token {
+    fn hand_out(&mut self, found: Found, origin: Origin, read: Option<ReadId>) -> Delivery {
+        let Found { seq, attempts, scheduled, behind, message, .. } = found;
         let token = Token(self.next_token);
         self.next_token += 1;
-        self.out.insert(token, out);
-        token
+        let key = message.ordering_key().map(str::to_owned);
+        self.out.insert(token, Out { seq, key, read });
+        Delivery { token, lane: LANE, origin, attempts, scheduled, behind, deaths: 0, message }
     }
 
     fn claim(&mut self, want: Want) -> Result<Claimed, rusqlite::Error> {
@@ -204,20 +209,8 @@ impl Inner {
         let (fresh, fresh_cut) = self.read_fresh(room, want.bytes)?;
         claimed.more = parked_cut || fresh_cut || parked.len() >= want.messages || fresh.len() >= want.messages;
 
-        for Found { seq, attempts, message, .. } in parked {
-            let key = message.ordering_key().map(str::to_owned);
-            let token = self.hand_out(Out { seq, key, read: None });
-            let (origin, scheduled, behind, deaths) = (Origin::Parked, false, false, 0);
-            claimed.deliveries.push(Delivery {
-                token,
-                lane: LANE,
-                origin,
-                attempts,
-                scheduled,
-                behind,
-                deaths,
-                message,
-            });
+        for found in parked {
+            claimed.deliveries.push(self.hand_out(found, Origin::Parked, None));
         }
         let Some(last) = fresh.last() else { return Ok(claimed) };
         self.position = last.seq;
@@ -228,20 +221,8 @@ impl Inner {
         if let Some(position) = self.watermark.advance() {
             self.unwritten = Some(position);
         }
-        for Found { seq, attempts, scheduled, behind, message, .. } in wanted {
-            let key = message.ordering_key().map(str::to_owned);
-            let token = self.hand_out(Out { seq, key, read: Some(read) });
-            let (origin, deaths) = (Origin::Outbox, 0);
-            claimed.deliveries.push(Delivery {
-                token,
-                lane: LANE,
-                origin,
-                attempts,
-                scheduled,
-                behind,
-                deaths,
-                message,
-            });
+        for found in wanted {
+            claimed.deliveries.push(self.hand_out(found, Origin::Outbox, Some(read)));
         }
         Ok(claimed)
     }
@@ -358,7 +339,7 @@ impl Inner {
                     self.lose();
                     settled.lost_lanes = std::mem::take(&mut self.lost);
                 }
-                Err(_) => {}
+                Err(_) => settled.unwritten = true,
             }
         }
         Ok(settled)
@@ -376,7 +357,7 @@ fn up_to(
         if weight >= bytes && !taken.is_empty() {
             return Ok((taken, true));
         }
-        weight += row.message.payload.len() + 512;
+        weight += row.message.weight();
         taken.push(row);
     }
     Ok((taken, false))

@@ -203,6 +203,12 @@ impl Message {
         self
     }
 
+    /// What it takes in memory, in bytes: payload, headers, and 512 for the rest. The stores' reads count in the same way.
+    pub fn weight(&self) -> usize {
+        let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        self.payload.len() + headers + 512
+    }
+
     /// The key within which this message is ordered: its key, else its aggregate's id, else none.
     pub fn ordering_key(&self) -> Option<&str> {
         self.key.as_deref().or(self.aggregate_id.as_deref())

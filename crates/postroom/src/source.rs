@@ -49,6 +49,8 @@ pub struct Claimed {
     pub more: bool,
     /// Lanes that this relay no longer holds. Deliveries of them are no longer its business.
     pub lost_lanes: Vec<u16>,
+    /// As in [`Settled`].
+    pub unwritten: bool,
 }
 
 /// What a settling changed.
@@ -60,8 +62,8 @@ pub struct Settled {
     pub fenced: usize,
     /// A key has become free whose parked messages can be claimed at once.
     pub more_parked: bool,
-    /// Deliveries settled so far that the stored position has not passed, because an older one is open: a crash repeats
-    /// these too, so they count as in flight.
+    /// Deliveries settled so far that the stored position has not passed, because an older one is open or because it is not
+    /// written yet: a crash repeats these too, so they count as in flight.
     pub settled_ahead: usize,
     /// A position was reached and is not written yet: [`Source::settle`] is to be called again soon, with nothing if there is
     /// nothing.

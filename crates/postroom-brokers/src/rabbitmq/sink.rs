@@ -204,9 +204,7 @@ impl Sink for RabbitmqSink {
                     Verdict::failed(FailureKind::Transient, reason)
                 }
                 // Without the barrier a return may be attached to a confirm that never came.
-                Answer::Acked if !complete && !cfg!(seeded_bug = "trusts_half_a_barrier") => {
-                    Verdict::Unknown("the batch's confirms are incomplete".to_owned())
-                }
+                Answer::Acked if !complete => Verdict::Unknown("the batch's confirms are incomplete".to_owned()),
                 Answer::Acked => Verdict::Stored,
                 Answer::Nacked if cfg!(seeded_bug = "nack_is_success") => Verdict::Stored,
                 Answer::Nacked => Verdict::failed(

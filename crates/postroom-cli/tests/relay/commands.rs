@@ -1,5 +1,6 @@
 //! The binary as a person or a script meets it: output, exit codes, redaction.
 
+use std::io::BufRead;
 use std::process::{Command, Output};
 
 use postroom_testkit::postgres::Database;
@@ -215,21 +216,20 @@ async fn keys_are_listed_parked_and_let_go_and_why_tells_where_a_message_is() {
     assert_eq!(audits, 2, "I20: a deed that changed nothing leaves none");
 }
 
-/// Runs a relay to a file until it has taken everything.
+/// Runs a relay to its standard output until the first message is there.
 fn once(store: &str) {
-    let dir = surroundings::scratch("once");
-    let (config, lines) = (dir.join("postroom.toml"), dir.join("lines"));
-    let text = format!(
-        "[store]\nurl = {store:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"file\"\npath = {:?}\n",
-        lines.display().to_string()
-    );
+    let config = surroundings::scratch("once").join("postroom.toml");
+    let text = format!("[store]\nurl = {store:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"stdout\"\n");
     std::fs::write(&config, text).unwrap();
-    let mut relay =
-        Command::new(surroundings::postroom_binary()).args(["run", "--config"]).arg(&config).spawn().unwrap();
-    while std::fs::read(&lines).map_or(true, |bytes| bytes.is_empty()) {
-        assert!(relay.try_wait().unwrap().is_none(), "it ended by itself");
-        std::thread::yield_now();
-    }
+    let mut relay = Command::new(surroundings::postroom_binary())
+        .args(["run", "--config"])
+        .arg(&config)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufReader::new(relay.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("order.placed"), "{line}");
     let pid = relay.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     assert_eq!(relay.wait().unwrap().code(), Some(0));

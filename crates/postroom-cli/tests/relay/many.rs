@@ -29,8 +29,12 @@ async fn relays_that_come_go_and_die_share_a_route_without_loss_and_in_order() {
         writer.await.unwrap();
     }
     rig.drained().await;
-    let route = &status(&Connector::new(rig.database.url()).unwrap()).await.unwrap().routes[0];
-    assert_eq!((route.lanes_held, route.relays.len()), (16, 3), "{route:?}");
+    let connector = Connector::new(rig.database.url()).unwrap();
+    rig.until("the three share every lane", async || {
+        let route = &status(&connector).await.unwrap().routes[0];
+        (route.lanes_held, route.relays.len()) == (16, 3)
+    })
+    .await;
     for relay in relays {
         assert_eq!(relay.terminate().0, Some(0));
     }

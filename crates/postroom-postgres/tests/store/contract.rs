@@ -3,7 +3,7 @@
 use postroom::MessageId;
 use tokio_postgres::error::SqlState;
 
-use crate::setup::{claim_all, prepared, source};
+use crate::setup::{claim_all, prepared, renew, source};
 
 #[tokio::test]
 async fn every_argument_arrives() {
@@ -153,7 +153,7 @@ async fn a_relay_role_can_do_its_work_and_read_no_business_table() {
     let connector = postroom_postgres::Connector::new(&url).unwrap();
     let relay = postroom_postgres::LogSource::open(connector.clone(), crate::setup::options("relay")).await.unwrap();
     use postroom::Source;
-    relay.renew(&postroom::Report::default()).await.unwrap();
+    renew(&relay).await;
     let claimed = claim_all(&relay).await;
     let retry = postroom::Outcome::Retry { after: std::time::Duration::ZERO, attempts: 1, error: "x".to_owned() };
     let dead = postroom::Outcome::Dead {

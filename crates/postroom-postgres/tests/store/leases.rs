@@ -5,7 +5,7 @@ use std::time::Duration;
 use postroom::{Outcome, Source};
 use postroom_postgres::LogSource;
 
-use crate::setup::{claim_all, connector, done, drain, enqueue, options, prepared, settled, source};
+use crate::setup::{claim_all, connector, done, drain, enqueue, options, prepared, renew, settled, source};
 
 /// As if every relay had fallen silent for as long as its lease.
 const EXPIRE: &str = "update postroom.lanes set expires_at = '-infinity';
@@ -17,13 +17,13 @@ async fn a_second_relay_stands_by_until_the_lease_expires() {
     let client = database.connect().await;
     let first = source(&database, "first").await;
     let second = LogSource::open(connector(&database), options("second")).await.unwrap();
-    assert_eq!(second.renew(&postroom::Report::default()).await.unwrap().held, 0);
+    assert_eq!(renew(&second).await.held, 0);
     let ids = enqueue(&client, Some("a"), 1).await;
     assert!(claim_all(&second).await.is_empty());
     client.batch_execute(EXPIRE).await.unwrap();
-    assert_eq!(second.renew(&postroom::Report::default()).await.unwrap().held, 16);
+    assert_eq!(renew(&second).await.held, 16);
     assert_eq!(drain(&second).await, ids);
-    let standing = first.renew(&postroom::Report::default()).await.unwrap();
+    let standing = renew(&first).await;
     assert_eq!((standing.held, standing.lost_lanes.len()), (0, 16));
 }
 
@@ -36,13 +36,13 @@ async fn relays_share_the_lanes_as_they_come_and_go() {
     let in_hand = claim_all(&first).await;
     let second = source(&database, "second").await;
     // What the first has in hand it keeps until it is settled.
-    let kept = first.renew(&postroom::Report::default()).await.unwrap();
+    let kept = renew(&first).await;
     assert!(kept.held > 8 && kept.lost_lanes.is_empty());
-    let granted = second.renew(&postroom::Report::default()).await.unwrap().held;
+    let granted = renew(&second).await.held;
     assert_eq!(kept.held + granted, 16);
     first.settle(&done(in_hand.iter().map(|delivery| delivery.token))).await.unwrap();
-    assert_eq!(first.renew(&postroom::Report::default()).await.unwrap().held, 8);
-    assert_eq!(second.renew(&postroom::Report::default()).await.unwrap().held, 8);
+    assert_eq!(renew(&first).await.held, 8);
+    assert_eq!(renew(&second).await.held, 8);
     assert!(drain(&second).await.is_empty(), "a graceful handing over repeats nothing");
     let ids = enqueue(&client, None, 100).await;
     let mut found = [drain(&first).await, drain(&second).await].concat();
@@ -53,13 +53,9 @@ async fn relays_share_the_lanes_as_they_come_and_go() {
 
     let third = source(&database, "third").await;
     for relay in [&first, &second, &third, &first, &second, &third] {
-        relay.renew(&postroom::Report::default()).await.unwrap();
+        renew(relay).await;
     }
-    let held = [
-        first.renew(&postroom::Report::default()).await.unwrap().held,
-        second.renew(&postroom::Report::default()).await.unwrap().held,
-        third.renew(&postroom::Report::default()).await.unwrap().held,
-    ];
+    let held = [renew(&first).await.held, renew(&second).await.held, renew(&third).await.held];
     assert_eq!(held.iter().sum::<usize>(), 16, "{held:?}");
     assert!(held.iter().all(|held| *held <= 6), "{held:?}");
     // One stops in order, one dies.
@@ -67,7 +63,7 @@ async fn relays_share_the_lanes_as_they_come_and_go() {
     let silent = "update postroom.lanes set expires_at = '-infinity' where owner = 'second'";
     client.batch_execute(silent).await.unwrap();
     client.batch_execute("update postroom.relays set expires_at = '-infinity' where owner = 'second'").await.unwrap();
-    assert_eq!(first.renew(&postroom::Report::default()).await.unwrap().held, 16);
+    assert_eq!(renew(&first).await.held, 16);
 }
 
 #[tokio::test]
@@ -78,7 +74,7 @@ async fn a_relay_that_only_missed_its_renewal_goes_on_where_it_was() {
     let ids = enqueue(&client, Some("a"), 2).await;
     let claimed = claim_all(&source).await;
     client.batch_execute(EXPIRE).await.unwrap();
-    let standing = source.renew(&postroom::Report::default()).await.unwrap();
+    let standing = renew(&source).await;
     assert_eq!((standing.held, standing.lost_lanes.len()), (16, 0));
     source.settle(&done(claimed.iter().map(|delivery| delivery.token))).await.unwrap();
     assert_eq!(claimed.iter().map(|delivery| delivery.message.id).collect::<Vec<_>>(), ids);
@@ -131,7 +127,7 @@ async fn released_lanes_are_free_at_once() {
     let first = source(&database, "first").await;
     first.release().await.unwrap();
     let second = source(&database, "second").await;
-    assert_eq!(second.renew(&postroom::Report::default()).await.unwrap().held, 16);
+    assert_eq!(renew(&second).await.held, 16);
 }
 
 #[tokio::test]
@@ -165,9 +161,9 @@ async fn a_parked_head_in_hand_when_its_lane_was_lost_is_claimed_again_after_the
     assert_eq!(claim_all(&relay).await.len(), 1);
     client.batch_execute(EXPIRE).await.unwrap();
     let other = source(&database, "other").await;
-    assert_eq!(relay.renew(&postroom::Report::default()).await.unwrap().lost_lanes.len(), 16);
+    assert_eq!(renew(&relay).await.lost_lanes.len(), 16);
     other.release().await.unwrap();
-    assert_eq!(relay.renew(&postroom::Report::default()).await.unwrap().held, 16);
+    assert_eq!(renew(&relay).await.held, 16);
     assert_eq!(drain(&relay).await, ids);
 }
 
@@ -180,14 +176,14 @@ async fn a_route_that_passes_other_topics_writes_how_far_it_came_and_gives_its_l
     let first = crate::setup::source_with(&database, other_topic).await;
     enqueue(&client, None, 50).await;
     assert!(claim_all(&first).await.is_empty());
-    first.renew(&postroom::Report::default()).await.unwrap();
+    first.settle(&[]).await.unwrap();
     let passed: i64 = client.query_one("select max(position_seq) from postroom.lanes", &[]).await.unwrap().get(0);
     assert_eq!(passed, 50);
     enqueue(&client, None, 50).await;
     assert!(claim_all(&first).await.is_empty());
     let second = source(&database, "second").await;
-    first.renew(&postroom::Report::default()).await.unwrap();
-    assert!(claim_all(&first).await.is_empty(), "this writes the positions of the lanes that leave");
-    first.renew(&postroom::Report::default()).await.unwrap();
-    assert_eq!(second.renew(&postroom::Report::default()).await.unwrap().held, 8);
+    renew(&first).await;
+    first.settle(&[]).await.unwrap();
+    renew(&first).await;
+    assert_eq!(renew(&second).await.held, 8);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use postroom::{Delivery, MessageId, Outcome, Settlement, Source, Token, TopicFilter, Want};
+use postroom::{Delivery, MessageId, Outcome, Report, Settlement, Source, Standing, Token, TopicFilter, Want};
 use postroom_postgres::{Connector, LogSource, LogSourceOptions, StartAt, migrate};
 use postroom_testkit::postgres::Database;
 
@@ -38,8 +38,13 @@ pub async fn source(database: &Database, owner: &str) -> LogSource {
 
 pub async fn source_with(database: &Database, options: LogSourceOptions) -> LogSource {
     let source = LogSource::open(connector(database), options).await.unwrap();
-    source.renew(&postroom::Report::default()).await.unwrap();
+    renew(&source).await;
     source
+}
+
+/// A renewal that has nothing to report.
+pub async fn renew(source: &LogSource) -> Standing {
+    source.renew(&Report::default()).await.unwrap()
 }
 
 pub fn done(tokens: impl IntoIterator<Item = Token>) -> Vec<Settlement> {

@@ -217,6 +217,7 @@ impl Side {
             }
         }
         claimed.lost_lanes = self.take_lost();
+        claimed.unwritten = self.has_unwritten();
         claimed
     }
 
@@ -280,6 +281,10 @@ impl Side {
             Some((*number, lane.epoch, at))
         });
         taken.collect()
+    }
+
+    pub fn has_unwritten(&self) -> bool {
+        self.lanes.values().any(|lane| lane.unwritten.is_some())
     }
 
     pub fn end_write(&mut self, moves: Vec<(u16, i64, usize)>, written: bool) {

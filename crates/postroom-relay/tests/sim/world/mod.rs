@@ -77,6 +77,13 @@ struct Known {
     was_dead: bool,
 }
 
+impl Known {
+    fn new(key: Option<String>, number: u64, nature: Nature) -> Self {
+        let (refusals, cuts, stored_at_cut) = (0, 0, None);
+        Self { key, number, nature, refusals, cuts, stored_at_cut, judged: false, stored: false, was_dead: false }
+    }
+}
+
 struct Relay {
     incarnation: u64,
     engine: Option<Engine>,

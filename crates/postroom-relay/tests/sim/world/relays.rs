@@ -248,13 +248,7 @@ impl World {
                 let first = claimed.deliveries.first().map(|delivery| delivery.token);
                 match first.filter(|_| alone).and_then(|token| side.place_of(token)) {
                     Some((place, epoch)) => return self.send(index, Op::MarkAlone(claimed, place, epoch)),
-                    None => {
-                        let moves = side.begin_write();
-                        if !moves.is_empty() {
-                            self.send(index, Op::Positions { moves, then: None });
-                        }
-                        Input::Claimed(Some(claimed))
-                    }
+                    None => Input::Claimed(Some(claimed)),
                 }
             }
             Reply::Marked(mut claimed, deaths) => {
@@ -296,6 +290,7 @@ impl World {
                     Some(mut settled) => {
                         settled.lost_lanes = side.take_lost();
                         settled.settled_ahead = side.settled_ahead();
+                        settled.unwritten = side.has_unwritten();
                         Input::Settled(Some(settled))
                     }
                 }

@@ -30,17 +30,7 @@ impl World {
                 }
                 None => 0,
             };
-            let known = Known {
-                key: key.clone(),
-                number,
-                nature,
-                refusals: 0,
-                cuts: 0,
-                stored_at_cut: None,
-                judged: false,
-                stored: false,
-                was_dead: false,
-            };
+            let known = Known::new(key.clone(), number, nature);
             self.known.insert(id, known);
             ids.push((id, lane as u16));
             rows.push(Row { message, key });
@@ -153,17 +143,7 @@ impl World {
         self.next_id += 1;
         let mut message = Message::new("orders", "order.placed", "x");
         message.id = id;
-        let known = Known {
-            key: None,
-            number: 0,
-            nature: Nature::Good,
-            refusals: 0,
-            cuts: 0,
-            stored_at_cut: None,
-            judged: false,
-            stored: false,
-            was_dead: false,
-        };
+        let known = Known::new(None, 0, Nature::Good);
         self.known.insert(id, known);
         let lane = (self.next_id % u64::from(LANES)) as u16;
         self.commit(vec![(id, lane)], vec![Row { message, key: None }]);
