@@ -1,49 +1,133 @@
 //! What an application does with a message.
 
-use async_trait::async_trait;
-use postroom::{Admission, BoxError, OnceError, Received};
+use std::error::Error;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
 
-/// How a message was handled; either way its effect is committed and it is acked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Handled {
-    /// It had its effect now.
-    Applied,
-    /// It had its effect before.
-    Duplicate,
+use async_trait::async_trait;
+use postroom::{Aggregate, BoxError, Message, Transactions};
+
+/// Why a message was not handled. Everything in its transaction is rolled back.
+#[derive(Debug)]
+pub enum HandlerError {
+    /// It may pass later: it is tried again after a wait, and is dead when its attempts are used up. Lock timeouts,
+    /// serialization failures and broken connections of the store are recognised and burn no attempt.
+    Again(BoxError),
+    /// It will never pass: it is dead at once.
+    Reject(BoxError),
 }
 
-impl From<Admission> for Handled {
-    fn from(admission: Admission) -> Self {
-        match admission {
-            Admission::New => Self::Applied,
-            Admission::Duplicate => Self::Duplicate,
-        }
+impl HandlerError {
+    /// It will never pass, because of this.
+    pub fn reject(error: impl Into<BoxError>) -> Self {
+        Self::Reject(error.into())
     }
 }
 
-/// Why a message was not handled. Nothing of it may be committed.
-#[derive(Debug, thiserror::Error)]
-pub enum HandlerError {
-    /// It may pass later: it is handled again, in its place, after a wait.
-    #[error("handle the message for now")]
-    Again(#[source] BoxError),
-    /// It will never pass: it is rejected, and the broker drops or dead-letters it by its own configuration.
-    #[error("handle the message")]
-    Reject(#[source] BoxError),
+impl fmt::Display for HandlerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Again(error) | Self::Reject(error)) = self;
+        f.write_str(&chain(error.as_ref()))
+    }
 }
 
-impl From<OnceError> for HandlerError {
-    /// A failure of the database or of the effect is tried again: dropping a message takes a deliberate `Reject`.
-    fn from(error: OnceError) -> Self {
+/// So that `?` works on any error in a handler; a message is given up only on purpose, with [`HandlerError::reject`].
+impl<E: Error + Send + Sync + 'static> From<E> for HandlerError {
+    fn from(error: E) -> Self {
         Self::Again(error.into())
     }
 }
 
-/// Handles messages, one at a time; a receiver has several of them, each with its own connection.
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    text
+}
+
+/// A message on its way to its handler.
+#[derive(Debug)]
+pub struct Incoming<M> {
+    /// What the decoder made of the payload.
+    pub body: M,
+    /// The message itself, with id, key, headers, aggregate and version.
+    pub message: Arc<Message>,
+    /// Attempts burned before this one.
+    pub attempts: u32,
+    /// The version that was handled last, where this message is not newer: only with [`Stale::Merge`].
+    pub merge_into: Option<i64>,
+}
+
+/// Has the effect of messages of one type, in the transaction that also remembers that it was had.
 ///
-/// Use the store's `once`, which claims the message in the inbox and runs the effect in the same transaction.
+/// Called again with the same message whenever the transaction did not commit. What it does outside the transaction is
+/// not undone; use [`Call`] for that.
 #[async_trait]
-pub trait Handler: Send {
-    /// Returns after the commit. May be called again with the same message at any time.
-    async fn handle(&mut self, received: &Received) -> Result<Handled, HandlerError>;
+pub trait Handle<F: Transactions, M: Send + Sync>: Send + Sync + 'static {
+    /// Does the work in `tx`, which it leaves open.
+    async fn handle(&self, tx: &mut F::Tx<'_>, incoming: &Incoming<M>) -> Result<(), HandlerError>;
+}
+
+/// Has an effect outside the database, such as a payment at another company, in two steps.
+///
+/// 1. The intent is committed: the message is kept in the store, claimed by this worker.
+/// 2. `call` is made, outside of any transaction. It is repeated after a crash, always with the same key: the other side
+///    has to take a repeated key for what it is.
+/// 3. `done` records the answer, in the transaction that settles the message.
+#[async_trait]
+pub trait Call<F: Transactions, M: Send + Sync>: Send + Sync + 'static {
+    /// What the other side said.
+    type Answer: Send + 'static;
+
+    /// Calls the other side. `idempotency_key` is made of consumer and message id, and the same for each attempt.
+    async fn call(&self, idempotency_key: &str, incoming: &Incoming<M>) -> Result<Self::Answer, HandlerError>;
+
+    /// Records the answer in `tx`, which it leaves open.
+    async fn done(&self, tx: &mut F::Tx<'_>, incoming: &Incoming<M>, answer: Self::Answer) -> Result<(), HandlerError>;
+}
+
+/// What did not come in order.
+#[derive(Debug)]
+pub enum OutOfOrder<'a> {
+    /// The reorder window ended and these versions are not there; `next` is handled after this.
+    Missing {
+        /// Of this aggregate.
+        aggregate: &'a Aggregate,
+        /// The versions that did not come.
+        versions: RangeInclusive<i64>,
+        /// The message that waited for them.
+        next: &'a Message,
+    },
+    /// This message came after its version, or a later one, had been handled.
+    Late {
+        /// Of this aggregate.
+        aggregate: &'a Aggregate,
+        /// The message.
+        message: &'a Message,
+        /// The version that was handled last.
+        handled: i64,
+    },
+}
+
+/// Repairs what did not come in order: by replaying, merging, or telling somebody.
+#[async_trait]
+pub trait Compensate<F: Transactions>: Send + Sync + 'static {
+    /// Does the work in `tx`, which it leaves open.
+    async fn compensate(&self, tx: &mut F::Tx<'_>, what: &OutOfOrder<'_>) -> Result<(), HandlerError>;
+}
+
+/// What becomes of a version that is not newer than the one handled last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stale {
+    /// Nothing; it is counted.
+    Ignore,
+    /// Its handler gets it with the version that was handled last, in [`Incoming::merge_into`].
+    Merge,
+    /// The compensation gets it.
+    Compensate,
 }

@@ -1,183 +1,558 @@
-//! The loop between a subscription and its handlers: messages of one key go to one handler, in order.
+//! The loop between a subscription, the store and the handlers.
 
-use std::collections::hash_map::DefaultHasher;
+use std::collections::VecDeque;
 use std::future::Future;
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::join_all;
-use postroom::{Received, Subscription};
+use postroom::{Consumer, ConsumerStore, MessageId, Received, RetryPolicy, Session, StoreError, Subscription, Waiting};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 
-use crate::handler::{Handled, Handler, HandlerError};
+use crate::desk::{Desk, End, Fate, Shared};
+use crate::handler::chain;
+use crate::handlers::{Handlers, InvalidHandlers};
+use crate::queue::{Arrival, Queue, Slot};
 
-/// Deliveries that wait for one handler; the broker's prefetch bounds all of them together.
-const WAITING_PER_HANDLER_MAX: usize = 256;
-const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_CAP: Duration = Duration::from_secs(30);
+const RECEIVE_RETRY_FIRST: Duration = Duration::from_millis(100);
+const RECEIVE_RETRY_CAP: Duration = Duration::from_secs(30);
+const TAKE_RETRY_CAP: Duration = Duration::from_secs(10);
+/// An ack that takes longer is given up: its connection hangs, and the message comes again as a duplicate.
+const ACK_TIMEOUT: Duration = Duration::from_secs(10);
+/// From this many claims in a row without a word a message is handled alone: it may have killed whoever had it.
+const ALONE_FROM_CLAIMS: u32 = 2;
+/// A message with so many claims in a row without a word is dead.
+const CLAIMS_MAX: u32 = 5;
+/// Deliveries between the subscription and the queue; the broker's prefetch bounds all of them together.
+const PUMPED_MAX: usize = 64;
 
-/// What a receiver has seen.
+/// What a receiver has seen. Every delivery is counted once under what became of it, and so is every time that a waiting
+/// message was handled.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiveCounters {
     /// Had their effect.
     pub applied: u64,
-    /// Had had it before.
+    /// Had had it before, or wait in the store already.
     pub duplicates: u64,
-    /// Rejected: no message id, or the handler said so.
+    /// Not newer than what was handled, and merged.
+    pub merged: u64,
+    /// Not newer than what was handled, and ignored.
+    pub ignored: u64,
+    /// Came too late, and went to the compensation.
+    pub late: u64,
+    /// Versions that were missing when their window ended.
+    pub missing: u64,
+    /// Kept in the store behind another message of their key, or for an application that takes them from there.
+    pub kept: u64,
+    /// Kept in the store for an earlier version.
+    pub early: u64,
+    /// Failed, and kept in the store for another attempt.
+    pub retried: u64,
+    /// Dead.
+    pub dead: u64,
+    /// Of a type that nobody handles, and ignored.
+    pub unknown: u64,
+    /// Claims that had lapsed when they were to be settled; nothing was changed.
+    pub lapsed: u64,
+    /// Given back to the broker.
+    pub requeued: u64,
+    /// Rejected, since they carry no message id of ours.
     pub rejected: u64,
 }
 
-#[derive(Default)]
-struct Counts {
-    applied: AtomicU64,
-    duplicates: AtomicU64,
-    rejected: AtomicU64,
+impl ReceiveCounters {
+    fn count(&mut self, end: End) {
+        self.missing += end.missing;
+        let counter = match end.fate {
+            Fate::Applied => &mut self.applied,
+            Fate::Merged => &mut self.merged,
+            Fate::Ignored => &mut self.ignored,
+            Fate::Compensated => &mut self.late,
+            Fate::Duplicate => &mut self.duplicates,
+            Fate::Unknown => &mut self.unknown,
+            Fate::Kept => &mut self.kept,
+            Fate::Early => &mut self.early,
+            Fate::Retried => &mut self.retried,
+            Fate::Dead => &mut self.dead,
+            Fate::Lost => &mut self.lapsed,
+            Fate::Requeue | Fate::Refused => &mut self.requeued,
+        };
+        *counter += 1;
+    }
+}
+
+/// Why a receiver stopped by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum ReceiverFailed {
+    /// A message of a type that nobody handles, where that was to stop it.
+    #[error("handle a message of type {0:?}: no handler takes it; it was given back to the broker")]
+    UnknownType(String),
+    /// A fault of the runtime itself.
+    #[error("run a worker")]
+    Worker(#[source] tokio::task::JoinError),
 }
 
 /// Receives until it is stopped. A crash at any moment loses nothing: what is not acked comes again, and the inbox knows
 /// whether it had its effect.
-pub struct Receiver {
+pub struct Receiver<F: ConsumerStore> {
     subscription: Arc<dyn Subscription>,
-    handlers: Vec<Box<dyn Handler>>,
+    consumer: Consumer,
+    handlers: Handlers<F>,
+    open: Box<dyn Fn() -> Box<dyn Session<F>> + Send + Sync>,
+    concurrency: usize,
+    batch_max: usize,
+    retry: RetryPolicy,
+    timeout: Duration,
+    lease: Duration,
+    poll: Duration,
+    stop_deadline: Duration,
+    keeps_all: bool,
 }
 
-impl Receiver {
-    /// A receiver with as many messages in work at once as there are handlers. Order holds within a key.
-    pub fn new(subscription: Arc<dyn Subscription>, handlers: Vec<Box<dyn Handler>>) -> Self {
-        Self { subscription, handlers }
+impl<F: ConsumerStore> Receiver<F> {
+    /// A receiver whose workers each have a session of their own, made by `open`.
+    pub fn new<S: Session<F>>(
+        subscription: Arc<dyn Subscription>,
+        consumer: Consumer,
+        handlers: Handlers<F>,
+        open: impl Fn() -> S + Send + Sync + 'static,
+    ) -> Result<Self, InvalidHandlers> {
+        handlers.check()?;
+        Ok(Self {
+            subscription,
+            consumer,
+            handlers,
+            open: Box::new(move || Box::new(open())),
+            concurrency: 8,
+            batch_max: 50,
+            retry: RetryPolicy::default(),
+            timeout: Duration::from_secs(60),
+            lease: Duration::from_secs(10),
+            poll: Duration::from_millis(250),
+            stop_deadline: Duration::from_secs(20),
+            keeps_all: false,
+        })
     }
 
-    /// Runs until `stop` resolves, then finishes what was received, acks it, and returns. A broker that cannot be reached
-    /// is tried again, with waits up to 30 s.
-    pub async fn run(self, stop: impl Future<Output = ()>) -> ReceiveCounters {
-        let counts = Counts::default();
-        let (stopped, stopping) = watch::channel(false);
-        let subscription = &self.subscription;
-        let mut senders = Vec::new();
-        let mut workers = Vec::new();
-        for handler in self.handlers {
-            let (sender, inbox) = mpsc::channel(WAITING_PER_HANDLER_MAX);
-            senders.push(sender);
-            workers.push(work(subscription.as_ref(), handler, inbox, &counts, stopping.clone()));
-        }
-        let receive = async {
-            let mut stop = std::pin::pin!(stop);
-            let mut wait = RETRY_FIRST;
-            loop {
-                let received = tokio::select! {
-                    biased;
-                    () = &mut stop => break,
-                    received = subscription.receive() => received,
-                };
-                match received {
-                    Ok(received) => {
-                        wait = RETRY_FIRST;
-                        let sender = &senders[slot_of(&received, senders.len())];
-                        tokio::select! {
-                            biased;
-                            () = &mut stop => break,
-                            sent = sender.send(received) => if sent.is_err() { break },
-                        }
-                    }
-                    Err(error) => {
-                        tracing::warn!("failed to {error}; trying again in {wait:?}");
-                        tokio::select! {
-                            () = &mut stop => break,
-                            () = tokio::time::sleep(wait) => {}
-                        }
-                        wait = (wait * 2).min(RETRY_CAP);
-                    }
-                }
-            }
-            // Handlers that wait for a retry give up; what they have is not acked and comes again.
-            let _ = stopped.send(true);
-            drop(senders);
+    /// A receiver that handles nothing: it keeps every message in the store, once, for applications that take them from
+    /// there with `postroom.inbox_take`.
+    pub fn keeping<S: Session<F>>(
+        subscription: Arc<dyn Subscription>,
+        consumer: Consumer,
+        open: impl Fn() -> S + Send + Sync + 'static,
+    ) -> Result<Self, InvalidHandlers> {
+        // One writer keeps the order of each key.
+        Ok(Self {
+            keeps_all: true,
+            concurrency: 1,
+            batch_max: 500,
+            ..Self::new(subscription, consumer, Handlers::new(), open)?
+        })
+    }
+
+    /// Messages, or batches of them, in work at once; 8. Each has a connection.
+    pub fn concurrency(mut self, workers: usize) -> Self {
+        self.concurrency = workers.max(1);
+        self
+    }
+
+    /// Most messages handled in one transaction; 50. A batch in which a handler fails, or that takes longer than a second, is
+    /// undone, and its messages go one by one.
+    pub fn batch_max(mut self, messages: usize) -> Self {
+        self.batch_max = messages.max(1);
+        self
+    }
+
+    /// When a failed message is tried again, and when it is dead.
+    pub fn retry(mut self, retry: RetryPolicy) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// How long a handler may take for one message; 60 s. One that takes longer is dropped at its next await, its
+    /// transaction is rolled back, and the attempt has failed. A handler that blocks its thread cannot be dropped.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How long a claim on a waiting message holds without a renewal; 10 s. After a crash it is the longest wait until
+    /// another worker takes the message.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease.max(Duration::from_secs(1));
+        self
+    }
+
+    /// How often the store is asked for waiting messages that are due; 250 ms.
+    pub fn poll(mut self, poll: Duration) -> Self {
+        self.poll = poll.max(Duration::from_millis(10));
+        self
+    }
+
+    /// How long a stop waits for handlers; 20 s. What has not ended then is rolled back and given back to the broker.
+    pub fn stop_deadline(mut self, deadline: Duration) -> Self {
+        self.stop_deadline = deadline;
+        self
+    }
+
+    /// Runs until `stop` resolves: then what is in work is finished, and the rest is given back to the broker. A broker or a
+    /// store that cannot be reached is tried again.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<ReceiveCounters, ReceiverFailed> {
+        let (stopping, stopped) = watch::channel(false);
+        let shared = Arc::new(Shared {
+            owner: format!("{}/{}", self.consumer, MessageId::new()),
+            consumer: self.consumer,
+            handlers: self.handlers,
+            retry: self.retry,
+            timeout: self.timeout,
+            lease: self.lease,
+            keeps_all: self.keeps_all,
+            open: self.open,
+            stopping: stopped,
+        });
+        let (pump, arrivals) = mpsc::channel(PUMPED_MAX);
+        // A set, so that the task ends with this future.
+        let mut receiving = JoinSet::new();
+        receiving.spawn(receive(self.subscription.clone(), pump));
+        let desks = (0..self.concurrency).map(|_| Desk::new(shared.clone())).collect();
+        let running = Running {
+            subscription: self.subscription,
+            desks,
+            taker: Some(Desk::new(shared.clone())),
+            renewer: Some(Desk::new(shared.clone())),
+            shared,
+            stopping,
+            queue: Queue::default(),
+            jobs: JoinSet::new(),
+            working: 0,
+            claimed: VecDeque::new(),
+            claims: 0,
+            suspect: None,
+            alone: false,
+            batch_max: self.batch_max,
+            batch_now: self.batch_max,
+            poll: self.poll,
+            next_take: Instant::now(),
+            next_renewal: Instant::now(),
+            take_wait: self.poll,
+            stop_deadline: self.stop_deadline,
+            counters: ReceiveCounters::default(),
         };
-        if workers.is_empty() {
-            return ReceiveCounters::default();
-        }
-        tokio::join!(receive, join_all(workers));
-        ReceiveCounters {
-            applied: counts.applied.load(Ordering::Relaxed),
-            duplicates: counts.duplicates.load(Ordering::Relaxed),
-            rejected: counts.rejected.load(Ordering::Relaxed),
-        }
+        running.run(stop, arrivals, &mut receiving).await
     }
 }
 
-/// Messages of a key always meet the same handler; those without a key are spread by id.
-fn slot_of(received: &Received, slots: usize) -> usize {
-    let mut hasher = DefaultHasher::new();
-    match received.message.ordering_key() {
-        Some(key) => key.hash(&mut hasher),
-        None => received.message.id.hash(&mut hasher),
-    }
-    (hasher.finish() % slots.max(1) as u64) as usize
-}
-
-async fn work(
-    subscription: &dyn Subscription,
-    mut handler: Box<dyn Handler>,
-    mut inbox: mpsc::Receiver<Received>,
-    counts: &Counts,
-    stopping: watch::Receiver<bool>,
-) {
-    while let Some(received) = inbox.recv().await {
-        if *stopping.borrow() {
-            // Given back rather than begun.
-            let _ = subscription.requeue(&received).await;
-            continue;
-        }
-        let answered = match handle(handler.as_mut(), &received, counts, stopping.clone()).await {
-            Some(true) => subscription.ack(&received).await,
-            Some(false) => subscription.reject(&received).await,
-            None => subscription.requeue(&received).await,
-        };
-        if let Err(error) = answered {
-            // The connection is gone and the message comes again; the inbox knows it.
-            tracing::debug!("failed to {error}");
-        }
-    }
-}
-
-/// Handles one message until it is through. True: to be acked; false: to be rejected; none: stopped in between.
-async fn handle(
-    handler: &mut dyn Handler,
-    received: &Received,
-    counts: &Counts,
-    mut stopping: watch::Receiver<bool>,
-) -> Option<bool> {
-    if received.id.is_none() {
-        tracing::error!(routing_key = received.message.address(), "rejected a message without a message id");
-        counts.rejected.fetch_add(1, Ordering::Relaxed);
-        return Some(false);
-    }
-    let mut wait = RETRY_FIRST;
+/// Carries deliveries from the subscription; an error is waited out.
+async fn receive(subscription: Arc<dyn Subscription>, pump: mpsc::Sender<Received>) {
+    let mut wait = RECEIVE_RETRY_FIRST;
     loop {
-        match handler.handle(received).await {
-            Ok(Handled::Applied) => {
-                counts.applied.fetch_add(1, Ordering::Relaxed);
-                return Some(true);
-            }
-            Ok(Handled::Duplicate) => {
-                counts.duplicates.fetch_add(1, Ordering::Relaxed);
-                return Some(true);
-            }
-            Err(HandlerError::Reject(error)) => {
-                tracing::error!(id = %received.message.id, "rejected a message: {error}");
-                counts.rejected.fetch_add(1, Ordering::Relaxed);
-                return Some(false);
-            }
-            Err(HandlerError::Again(error)) => {
-                tracing::warn!(id = %received.message.id, "failed to handle a message, trying again in {wait:?}: {error}");
-                tokio::select! {
-                    _ = stopping.wait_for(|stopping| *stopping) => return None,
-                    () = tokio::time::sleep(wait) => {}
+        match subscription.receive().await {
+            Ok(received) => {
+                wait = RECEIVE_RETRY_FIRST;
+                if pump.send(received).await.is_err() {
+                    return;
                 }
-                wait = (wait * 2).min(RETRY_CAP);
+            }
+            Err(error) => {
+                tracing::warn!("failed to {}; trying again in {wait:?}", chain(&error));
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(RECEIVE_RETRY_CAP);
             }
         }
     }
+}
+
+/// What a task brought back, with the desk that it worked at.
+enum Done<F: ConsumerStore> {
+    /// None: the batch failed as a whole.
+    Batch(Desk<F>, Vec<Arrival>, Option<Vec<End>>),
+    Waiting(Desk<F>, String, End),
+    Taken(Desk<F>, usize, Result<Vec<Waiting>, StoreError>),
+    Renewed(Desk<F>),
+}
+
+struct Running<F: ConsumerStore> {
+    subscription: Arc<dyn Subscription>,
+    shared: Arc<Shared<F>>,
+    stopping: watch::Sender<bool>,
+    queue: Queue,
+    desks: Vec<Desk<F>>,
+    /// Reserved connections: neither taking nor renewing waits for a worker.
+    taker: Option<Desk<F>>,
+    renewer: Option<Desk<F>>,
+    jobs: JoinSet<Done<F>>,
+    /// Jobs that handle messages.
+    working: usize,
+    claimed: VecDeque<Waiting>,
+    /// Claimed messages, waiting for a desk or in work.
+    claims: usize,
+    /// A message that may have killed those who had it.
+    suspect: Option<Waiting>,
+    /// The suspect is in work, and nothing else.
+    alone: bool,
+    batch_max: usize,
+    /// Halved to one when a batch fails, doubled when one does not.
+    batch_now: usize,
+    poll: Duration,
+    next_take: Instant,
+    next_renewal: Instant,
+    take_wait: Duration,
+    stop_deadline: Duration,
+    counters: ReceiveCounters,
+}
+
+impl<F: ConsumerStore> Running<F> {
+    async fn run(
+        mut self,
+        stop: impl Future<Output = ()>,
+        mut arrivals: mpsc::Receiver<Received>,
+        receiving: &mut JoinSet<()>,
+    ) -> Result<ReceiveCounters, ReceiverFailed> {
+        let mut stop = std::pin::pin!(stop);
+        let failed = loop {
+            self.begin();
+            let timer = if self.claims > 0 { self.next_take.min(self.next_renewal) } else { self.next_take };
+            tokio::select! {
+                biased;
+                () = &mut stop => break None,
+                Some(done) = self.jobs.join_next() => match done {
+                    Ok(done) => if let Some(kind) = self.ended(done) {
+                        break Some(ReceiverFailed::UnknownType(kind));
+                    },
+                    Err(error) => break Some(ReceiverFailed::Worker(error)),
+                },
+                Some(received) = arrivals.recv() => self.arrived(received).await,
+                () = tokio::time::sleep_until(timer), if self.taker.is_some() => {}
+            }
+        };
+        // Nothing more is begun. Jobs that wait for the store give up, those in a handler go on until the deadline.
+        receiving.abort_all();
+        let _ = self.stopping.send(true);
+        let deadline = Instant::now() + self.stop_deadline;
+        while let Ok(Some(done)) = tokio::time::timeout_at(deadline, self.jobs.join_next()).await {
+            if let Ok(done) = done {
+                self.ended(done);
+            }
+        }
+        // Dropped jobs roll back; their messages are the broker's again when the subscription ends.
+        self.jobs.shutdown().await;
+        let mut left: Vec<Received> = self.queue.drain().into_iter().map(|arrival| arrival.received).collect();
+        arrivals.close();
+        while let Some(received) = arrivals.recv().await {
+            left.push(received);
+        }
+        for received in left {
+            self.counters.requeued += 1;
+            answer(self.subscription.as_ref(), &received, true).await;
+        }
+        if let Some(desk) = &mut self.taker {
+            for waiting in self.claimed.iter().chain(&self.suspect) {
+                let back = tokio::time::timeout(ACK_TIMEOUT, desk.give_back(waiting)).await;
+                if back.is_err() {
+                    break;
+                }
+            }
+        }
+        failed.map_or(Ok(self.counters), Err)
+    }
+
+    async fn arrived(&mut self, mut received: Received) {
+        if received.id.is_none() {
+            tracing::error!(
+                routing_key = received.message.address(),
+                "rejected a message without a message id of ours"
+            );
+            self.counters.rejected += 1;
+            let _ = tokio::time::timeout(ACK_TIMEOUT, self.subscription.reject(&received)).await;
+            return;
+        }
+        without_nul(&mut received.message);
+        let calls = self.shared.handlers.of(&received.message.kind).is_some_and(|handler| handler.calls());
+        let careful = (received.redelivered || calls) && !self.shared.keeps_all;
+        self.queue.push(Arrival { received, single: false, careful });
+    }
+
+    /// Begins whatever can be begun.
+    fn begin(&mut self) {
+        let now = Instant::now();
+        while !self.alone && self.suspect.is_none() && !self.desks.is_empty() {
+            // What waited in the store is older than what comes from the broker.
+            if let Some(waiting) = self.claimed.pop_front() {
+                self.handle_waiting(waiting);
+            } else if self.queue.has_ready() {
+                let batch = self.queue.pop(self.batch_now);
+                self.handle_batch(batch);
+            } else {
+                break;
+            }
+        }
+        if self.working == 0
+            && let Some(suspect) = self.suspect.take()
+        {
+            self.alone = true;
+            self.handle_waiting(suspect);
+        }
+        if self.claims > 0
+            && now >= self.next_renewal
+            && let Some(mut desk) = self.renewer.take()
+        {
+            self.next_renewal = now + self.shared.lease / 3;
+            self.jobs.spawn(async move {
+                desk.renew().await;
+                Done::Renewed(desk)
+            });
+        }
+        let room = self.desks.len().saturating_sub(self.claimed.len());
+        if now >= self.next_take
+            && room > 0
+            && !self.alone
+            && self.suspect.is_none()
+            && !self.shared.keeps_all
+            && let Some(mut desk) = self.taker.take()
+        {
+            self.jobs.spawn(async move {
+                let taken = desk.take(room, CLAIMS_MAX, ALONE_FROM_CLAIMS).await;
+                Done::Taken(desk, room, taken)
+            });
+        }
+        if now >= self.next_take {
+            self.next_take = now + self.take_wait;
+        }
+    }
+
+    fn handle_batch(&mut self, batch: Vec<Arrival>) {
+        let Some(mut desk) = self.desks.pop() else { return self.queue.put_back(batch) };
+        self.working += 1;
+        let subscription = self.subscription.clone();
+        self.jobs.spawn(async move {
+            let ends = match batch.as_slice() {
+                [one] => Some(vec![desk.single(one).await]),
+                many => desk.batch(many).await,
+            };
+            for (arrival, end) in batch.iter().zip(ends.iter().flatten()) {
+                answer(subscription.as_ref(), &arrival.received, matches!(end.fate, Fate::Requeue | Fate::Refused))
+                    .await;
+            }
+            Done::Batch(desk, batch, ends)
+        });
+    }
+
+    fn handle_waiting(&mut self, waiting: Waiting) {
+        let Some(mut desk) = self.desks.pop() else { return self.claimed.push_front(waiting) };
+        self.working += 1;
+        self.jobs.spawn(async move {
+            let kind = waiting.message.kind.clone();
+            let end = desk.waiting(waiting).await;
+            Done::Waiting(desk, kind, end)
+        });
+    }
+
+    /// Takes in what a task brought back. Returns the type of a message that stops the receiver.
+    fn ended(&mut self, done: Done<F>) -> Option<String> {
+        let now = Instant::now();
+        match done {
+            Done::Batch(desk, batch, ends) => {
+                self.desks.push(desk);
+                self.working -= 1;
+                let slots: Vec<Slot> = batch.iter().map(|arrival| Slot::of(&arrival.received)).collect();
+                let mut refused = None;
+                match ends {
+                    Some(ends) => {
+                        for (arrival, end) in batch.iter().zip(ends) {
+                            self.counters.count(end);
+                            if end.fate == Fate::Refused {
+                                refused = Some(arrival.received.message.kind.clone());
+                            }
+                        }
+                        if batch.len() > 1 || self.batch_now == 1 {
+                            self.batch_now = (self.batch_now * 2).min(self.batch_max);
+                        }
+                    }
+                    None => {
+                        self.batch_now = 1;
+                        self.queue
+                            .put_back(batch.into_iter().map(|arrival| Arrival { single: true, ..arrival }).collect());
+                    }
+                }
+                self.queue.release(slots);
+                refused
+            }
+            Done::Waiting(desk, kind, end) => {
+                self.desks.push(desk);
+                self.working -= 1;
+                self.claims -= 1;
+                self.alone = false;
+                self.counters.count(end);
+                // The next of its key may go now.
+                self.next_take = now;
+                (end.fate == Fate::Refused).then_some(kind)
+            }
+            Done::Taken(desk, room, Ok(taken)) => {
+                self.taker = Some(desk);
+                self.take_wait = self.poll;
+                if taken.len() >= room {
+                    self.next_take = now;
+                }
+                if self.claims == 0 {
+                    self.next_renewal = now + self.shared.lease / 3;
+                }
+                self.claims += taken.len();
+                for waiting in taken {
+                    if waiting.claims >= ALONE_FROM_CLAIMS {
+                        self.suspect = Some(waiting);
+                    } else {
+                        self.claimed.push_back(waiting);
+                    }
+                }
+                None
+            }
+            Done::Taken(desk, _, Err(error)) => {
+                self.taker = Some(desk);
+                tracing::warn!(
+                    "failed to take waiting messages, trying again in {:?}: {}",
+                    self.take_wait,
+                    chain(&error)
+                );
+                self.next_take = now + self.take_wait;
+                self.take_wait = (self.take_wait * 2).min(TAKE_RETRY_CAP);
+                None
+            }
+            Done::Renewed(desk) => {
+                self.renewer = Some(desk);
+                None
+            }
+        }
+    }
+}
+
+/// Acks a delivery, or gives it back. A connection that is gone gives back by itself.
+async fn answer(subscription: &dyn Subscription, received: &Received, again: bool) {
+    let answered =
+        async { if again { subscription.requeue(received).await } else { subscription.ack(received).await } };
+    match tokio::time::timeout(ACK_TIMEOUT, answered).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!("failed to {}", chain(&error)),
+        Err(_) => tracing::debug!("an ack was given up after {ACK_TIMEOUT:?}"),
+    }
+}
+
+/// Text columns hold no NUL; a message of somebody else's may have one in its properties.
+fn without_nul(message: &mut postroom::Message) {
+    let clean = |text: &mut String| {
+        if text.contains('\0') {
+            *text = text.replace('\0', "\u{fffd}");
+        }
+    };
+    clean(&mut message.topic);
+    clean(&mut message.kind);
+    clean(&mut message.content_type);
+    let texts = [
+        &mut message.key,
+        &mut message.routing_key,
+        &mut message.tenant_id,
+        &mut message.aggregate_type,
+        &mut message.aggregate_id,
+    ];
+    texts.into_iter().flatten().for_each(clean);
 }

@@ -35,9 +35,16 @@ pub(crate) struct Columns<'a> {
 impl<'a> Columns<'a> {
     /// Checks every message before anything is sent.
     pub fn of(messages: &'a [Message]) -> Result<Self, EnqueueError> {
-        let mut columns = Self::default();
         for message in messages {
             message.check()?;
+        }
+        Self::as_they_are(messages).map_err(|error| EnqueueError::Store(error.into()))
+    }
+
+    /// Messages that somebody else let in.
+    pub fn as_they_are(messages: &'a [Message]) -> Result<Self, serde_json::Error> {
+        let mut columns = Self::default();
+        for message in messages {
             columns.ids.push(message.id.into());
             columns.topics.push(&message.topic);
             columns.kinds.push(&message.kind);
@@ -48,7 +55,7 @@ impl<'a> Columns<'a> {
             columns.headers.push(if message.headers.is_empty() {
                 None
             } else {
-                Some(serde_json::to_string(&message.headers).map_err(|error| EnqueueError::Store(error.into()))?)
+                Some(serde_json::to_string(&message.headers)?)
             });
             columns.tenant_ids.push(message.tenant_id.as_deref());
             columns.aggregate_types.push(message.aggregate_type.as_deref());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use postroom::{BoxError, StoreError, Wake, redact_url};
 use tokio::task::JoinHandle;
 use tokio_postgres::config::SslMode;
-use tokio_postgres::{AsyncMessage, Client, Config};
+use tokio_postgres::{AsyncMessage, CancelToken, Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::link::store_error;
@@ -87,6 +87,13 @@ impl Connector {
             }
         });
         Ok((client, broken))
+    }
+
+    /// Asks the server to give up what the connection of `token` is doing.
+    pub(crate) async fn cancel(&self, token: CancelToken) {
+        if let Err(error) = token.cancel_query(self.tls.clone()).await {
+            tracing::debug!(%error, "a query could not be cancelled");
+        }
     }
 
     /// Opens a connection; a task drives it until the client is dropped.

@@ -63,7 +63,7 @@ impl Postgres {
     }
 }
 
-fn claimant(consumer: &Consumer) -> &str {
+pub(crate) fn claimant(consumer: &Consumer) -> &str {
     if cfg!(seeded_bug = "inbox_key_without_consumer") { "anybody" } else { consumer.as_str() }
 }
 

@@ -36,6 +36,8 @@ mod position;
 #[cfg(feature = "tokio-postgres")]
 mod rebase;
 #[cfg(feature = "tokio-postgres")]
+mod receiving;
+#[cfg(feature = "tokio-postgres")]
 mod record;
 #[cfg(feature = "tokio-postgres")]
 mod row;
@@ -58,6 +60,8 @@ pub use log_source::{LogSource, LogSourceOptions, POSITIONS_EVERY, ReadCounters,
 pub use migrate::{LANES_DEFAULT, MigrateError, Migrated, migrate, print_sql, schema_version};
 #[cfg(feature = "tokio-postgres")]
 pub use notify::{Listener, Notifier};
+#[cfg(feature = "tokio-postgres")]
+pub use receiving::PostgresSession;
 #[cfg(feature = "tokio-postgres")]
 pub use status::status;
 #[cfg(feature = "tokio-postgres")]

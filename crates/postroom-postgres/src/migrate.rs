@@ -24,6 +24,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { number: 2, name: "relays", sql: include_str!("../migrations/0002_relays.sql") },
     Migration { number: 3, name: "audit", sql: include_str!("../migrations/0003_audit.sql") },
     Migration { number: 4, name: "trouble", sql: include_str!("../migrations/0004_trouble.sql") },
+    Migration { number: 5, name: "receiving", sql: include_str!("../migrations/0005_receiving.sql") },
 ];
 
 const BOOKKEEPING: &str = "create schema if not exists postroom;

@@ -130,14 +130,14 @@ fn unreadable(source: BoxError) -> StoreError {
     StoreError::Refused { what: "read a row of the outbox", source }
 }
 
-fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
+pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
     row: &'a Row,
     column: impl tokio_postgres::row::RowIndex + std::fmt::Display,
 ) -> Result<T, StoreError> {
     row.try_get(column).map_err(|error| unreadable(error.into()))
 }
 
-fn message_of(row: &Row) -> Result<Message, StoreError> {
+pub(crate) fn message_of(row: &Row) -> Result<Message, StoreError> {
     Ok(Message {
         id: MessageId::from(get::<uuid::Uuid>(row, "id")?),
         topic: get(row, "topic")?,

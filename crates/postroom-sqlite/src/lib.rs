@@ -19,6 +19,8 @@ mod migrate;
 #[cfg(feature = "rusqlite")]
 mod outbox;
 #[cfg(feature = "rusqlite")]
+mod receiving;
+#[cfg(feature = "rusqlite")]
 mod record;
 #[cfg(feature = "rusqlite")]
 mod row;
@@ -37,6 +39,8 @@ pub use dead::{dead_letters, dead_payload, discard_dead, retry_dead};
 pub use keys::{act_on_key, waiting_keys, whereabouts};
 #[cfg(feature = "rusqlite")]
 pub use migrate::{MigrateError, migrate, print_sql};
+#[cfg(feature = "rusqlite")]
+pub use receiving::{SqliteSession, SqliteTransaction};
 #[cfg(feature = "rusqlite")]
 pub use source::{SqliteSource, SqliteSourceOptions};
 #[cfg(feature = "rusqlite")]

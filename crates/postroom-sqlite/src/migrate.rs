@@ -10,6 +10,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "foundation", include_str!("../migrations/0001_foundation.sql")),
     (2, "audit", include_str!("../migrations/0002_audit.sql")),
     (3, "trouble", include_str!("../migrations/0003_trouble.sql")),
+    (4, "receiving", include_str!("../migrations/0004_receiving.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (

@@ -82,7 +82,7 @@ impl Record {
 }
 
 /// The history with one failure more, at most the last 32; in SQL, of the parameters for attempt and error.
-fn noted(attempt: &str, error: &str) -> String {
+pub(crate) fn noted(attempt: &str, error: &str) -> String {
     format!(
         "json_insert(case when json_array_length(history) >= 32 then json_remove(history, '$[0]') else history end, '$[#]',
              json_object('at', strftime('%Y-%m-%dT%H:%M:%fZ', 'now'), 'attempt', {attempt}, 'error', {error}))"

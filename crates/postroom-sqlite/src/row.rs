@@ -30,12 +30,12 @@ impl Found {
     }
 }
 
-fn message_of(row: &Row<'_>) -> Result<Message, rusqlite::Error> {
+pub(crate) fn message_of(row: &Row<'_>) -> Result<Message, rusqlite::Error> {
     // The table's check makes it 32 hexadecimal digits, however they are hyphenated.
     let id: String = row.get("id")?;
     let id = u128::from_str_radix(&id.replace('-', ""), 16).unwrap_or_default();
-    let occurred_ms: i64 = row.get("occurred_ms")?;
-    let occurred = Duration::from_millis(occurred_ms.max(0) as u64);
+    let occurred_ms: Option<i64> = row.get("occurred_ms")?;
+    let occurred = occurred_ms.map(|ms| Duration::from_millis(ms.max(0) as u64));
     Ok(Message {
         id: MessageId::from(uuid::Uuid::from_u128(id)),
         topic: row.get("topic")?,
@@ -49,7 +49,7 @@ fn message_of(row: &Row<'_>) -> Result<Message, rusqlite::Error> {
         aggregate_type: row.get("aggregate_type")?,
         aggregate_id: row.get("aggregate_id")?,
         aggregate_version: row.get("aggregate_version")?,
-        occurred_at: SystemTime::UNIX_EPOCH.checked_add(occurred),
+        occurred_at: occurred.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since)),
         delay: Duration::ZERO,
     })
 }

@@ -3,6 +3,7 @@
 //! No I/O, no runtime, no driver and no broker in here. An application that writes messages needs this crate and one
 //! store (`postroom-postgres` or `postroom-sqlite`); `ARCHITECTURE.md` is the map of the rest.
 
+mod consumer_store;
 mod crash;
 mod dead_letter;
 mod delivery;
@@ -27,6 +28,7 @@ mod verdict;
 mod wake;
 mod watermark;
 
+pub use consumer_store::{Admitted, Aggregate, ConsumerStore, Keep, Session, Settle, Transactions, Waiting};
 pub use crash::{crash_point, crash_point_over};
 pub use dead_letter::{DeadFilter, DeadLetter, Deed, FailedAttempt};
 pub use delivery::{Cause, Delivery, Origin, Outcome, Settlement, Token};

@@ -3,47 +3,34 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use postroom::{BoxError, Consumer, Received};
+use postroom::{BoxError, Consumer};
 use postroom_brokers::rabbitmq::{RabbitmqSubscription, RabbitmqSubscriptionOptions};
-use postroom_consumer::{Handled, Handler, HandlerError, Receiver};
-use postroom_postgres::{Connector, Postgres};
+use postroom_consumer::{Handle, HandlerError, Handlers, Incoming, Receiver};
+use postroom_postgres::{Connector, Postgres, PostgresSession};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio_postgres::Client;
+use tokio_postgres::Transaction;
 
 use crate::writers::OrderPlaced;
 
-const HANDLERS: usize = 8;
-
-struct Shipping {
-    client: Client,
-    consumer: Consumer,
-}
+struct Shipping;
 
 #[async_trait]
-impl Handler for Shipping {
-    async fn handle(&mut self, received: &Received) -> Result<Handled, HandlerError> {
-        let order: OrderPlaced =
-            serde_json::from_slice(&received.message.payload).map_err(|error| HandlerError::Reject(error.into()))?;
-        let id = *received.message.id.as_uuid();
-        let admission = Postgres
-            .once(&mut self.client, &self.consumer, received.message.id, async |tx| {
-                tx.execute(
-                    "insert into orders_example.shipped as s values ($1, 1, $2)
-                         on conflict (customer) do update set orders = s.orders + 1, cents = s.cents + excluded.cents",
-                    &[&order.customer, &order.cents],
-                )
-                .await?;
-                tx.execute(
-                    "insert into orders_example.effects as e values ($1, 1)
-                         on conflict (message_id) do update set times = e.times + 1",
-                    &[&id],
-                )
-                .await?;
-                Ok(())
-            })
-            .await?;
-        Ok(admission.into())
+impl Handle<Postgres, OrderPlaced> for Shipping {
+    async fn handle(&self, tx: &mut Transaction<'_>, order: &Incoming<OrderPlaced>) -> Result<(), HandlerError> {
+        tx.execute(
+            "insert into orders_example.shipped as s values ($1, 1, $2)
+                 on conflict (customer) do update set orders = s.orders + 1, cents = s.cents + excluded.cents",
+            &[&order.body.customer, &order.body.cents],
+        )
+        .await?;
+        tx.execute(
+            "insert into orders_example.effects as e values ($1, 1)
+                 on conflict (message_id) do update set times = e.times + 1",
+            &[order.message.id.as_uuid()],
+        )
+        .await?;
+        Ok(())
     }
 }
 
@@ -54,10 +41,6 @@ pub async fn begin(
     run: &str,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<JoinHandle<()>, BoxError> {
-    let mut handlers: Vec<Box<dyn Handler>> = Vec::new();
-    for _ in 0..HANDLERS {
-        handlers.push(Box::new(Shipping { client: connector.connect().await?, consumer: Consumer::new(run)? }));
-    }
     let subscription = RabbitmqSubscription::new(RabbitmqSubscriptionOptions {
         url: rabbitmq.to_owned(),
         queue: format!("{run}-shipping"),
@@ -65,13 +48,19 @@ pub async fn begin(
         prefetch: 1000,
     });
     subscription.connect().await?;
-    let receiver = Receiver::new(Arc::new(subscription), handlers);
+    let handlers = Handlers::new().on("order.placed", Shipping);
+    let connector = connector.clone();
+    let open = move || PostgresSession::new(connector.clone());
+    let receiver = Receiver::new(Arc::new(subscription), Consumer::new(run)?, handlers, open)?;
     Ok(tokio::spawn(async move {
-        receiver
+        let received = receiver
             .run(async move {
                 // An error means that the sender is gone, which is a stop too.
                 let _ = stopped.wait_for(|stopped| *stopped).await;
             })
             .await;
+        if let Err(error) = received {
+            eprintln!("the shipping service stopped: {error}");
+        }
     }))
 }

@@ -13,14 +13,12 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use postroom::{MessageId, TopicFilter, Wake};
 use postroom_brokers::in_process::InProcessBroker;
-use postroom_consumer::Receiver;
 use postroom_relay::Relay;
 use postroom_sqlite::{SqliteSource, SqliteSourceOptions};
 use tokio::sync::{oneshot, watch};
 
 use crate::exit::{self, Failure};
 use ledger::{Files, Ledger};
-use projection::Projection;
 use trouble::SendsSomeTwice;
 
 const QUEUE: &str = "order-totals";
@@ -113,10 +111,8 @@ async fn play(dir: &Path, json: bool) -> Result<Ledger, Failure> {
         move || shop::sell(&files, &wake, closed)
     });
     let consume = |crash: bool| -> Result<_, Failure> {
-        let subscription = Arc::new(broker.subscribe(QUEUE, 50));
         let (crashed, crash_seen) = oneshot::channel();
-        let handler = Projection::open(&files, crash.then_some(crashed))?;
-        let receiver = Receiver::new(subscription, vec![Box::new(handler)]);
+        let receiver = projection::receiver(&files, broker.subscribe(QUEUE, 50), crash.then_some(crashed))?;
         Ok((tokio::spawn(receiver.run(until(stopped.clone()))), crash_seen))
     };
     let (consumer, _) = consume(false)?;
@@ -172,7 +168,8 @@ async fn play(dir: &Path, json: bool) -> Result<Ledger, Failure> {
     let _ = stop.send(true);
     relay.await.map_err(|error| Failure::of(exit::FAILURE, &error))?;
     if let Some(consumer) = consumer {
-        consumer.await.map_err(|error| Failure::of(exit::FAILURE, &error))?;
+        let ended = consumer.await.map_err(|error| Failure::of(exit::FAILURE, &error))?;
+        ended.map_err(|error| Failure::of(exit::FAILURE, &error))?;
     }
     screen.say("everything stopped; the ledger is computed from the tables and the broker's log\n");
     Ledger::compute(&files, &broker)

@@ -1,10 +1,12 @@
 //! The consumer: totals by customer in its own database, each message once.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use async_trait::async_trait;
-use postroom::{Consumer, Received};
-use postroom_consumer::{Handled, Handler, HandlerError};
-use postroom_sqlite::{Sqlite, connect};
-use rusqlite::{Connection, params};
+use postroom::{Consumer, Received, Subscription, Unavailable};
+use postroom_consumer::{Handle, HandlerError, Handlers, Incoming, Receiver};
+use postroom_sqlite::{Sqlite, SqliteSession, SqliteTransaction, connect};
+use rusqlite::params;
 use serde::Deserialize;
 use tokio::sync::oneshot;
 
@@ -29,48 +31,67 @@ pub fn prepare(files: &Files) -> Result<(), Failure> {
         .map_err(failed)
 }
 
-/// Adds orders up; one that is told to crash does so once, after a commit and before the ack.
-pub struct Projection {
-    connection: Connection,
-    consumer: Consumer,
+/// The consumer on a queue; one that is to crash does so once, after a commit and before the ack.
+pub fn receiver(
+    files: &Files,
+    subscription: impl Subscription + 'static,
     crash: Option<oneshot::Sender<()>>,
+) -> Result<Receiver<Sqlite>, Failure> {
+    let consumer = Consumer::new("order-totals").map_err(|error| Failure::of(exit::FAILURE, &error))?;
+    let handlers = Handlers::new().on("order.placed", AddsUp);
+    let subscription = DiesAtAck { subscription, crash: Mutex::new(crash) };
+    let path = files.projection.clone();
+    let receiver = Receiver::new(Arc::new(subscription), consumer, handlers, move || SqliteSession::new(&path));
+    // SQLite has one writer at a time.
+    Ok(receiver.map_err(|error| Failure::of(exit::FAILURE, &error))?.concurrency(1))
 }
 
-impl Projection {
-    pub fn open(files: &Files, crash: Option<oneshot::Sender<()>>) -> Result<Self, Failure> {
-        let connection = connect(&files.projection)?;
-        connection.pragma_update(None, "synchronous", "normal").map_err(failed)?;
-        let consumer = Consumer::new("order-totals").map_err(|error| Failure::of(exit::FAILURE, &error))?;
-        Ok(Self { connection, consumer, crash })
+/// Adds orders up.
+struct AddsUp;
+
+#[async_trait]
+impl Handle<Sqlite, OrderPlaced> for AddsUp {
+    async fn handle(&self, tx: &mut SqliteTransaction<'_>, order: &Incoming<OrderPlaced>) -> Result<(), HandlerError> {
+        tx.execute(
+            "insert into totals values (?1, 1, ?2)
+                 on conflict (customer) do update set orders = orders + 1, cents = cents + excluded.cents",
+            params![order.body.customer, order.body.cents],
+        )?;
+        tx.execute(
+            "insert into effects values (?1, 1) on conflict (message_id) do update set times = times + 1",
+            [order.message.id.to_string()],
+        )?;
+        Ok(())
     }
 }
 
+/// A subscription whose process dies instead of acking, where it is told to.
+struct DiesAtAck<S> {
+    subscription: S,
+    crash: Mutex<Option<oneshot::Sender<()>>>,
+}
+
 #[async_trait]
-impl Handler for Projection {
-    async fn handle(&mut self, received: &Received) -> Result<Handled, HandlerError> {
-        let order: OrderPlaced =
-            serde_json::from_slice(&received.message.payload).map_err(|error| HandlerError::Reject(error.into()))?;
-        let id = received.message.id;
-        let (connection, consumer) = (&mut self.connection, &self.consumer);
-        let admission = tokio::task::block_in_place(|| {
-            Sqlite.once_blocking(connection, consumer, id, |tx| {
-                tx.execute(
-                    "insert into totals values (?1, 1, ?2)
-                         on conflict (customer) do update set orders = orders + 1, cents = cents + excluded.cents",
-                    params![order.customer, order.cents],
-                )?;
-                tx.execute(
-                    "insert into effects values (?1, 1) on conflict (message_id) do update set times = times + 1",
-                    [id.to_string()],
-                )?;
-                Ok(())
-            })
-        })?;
-        if let Some(crash) = self.crash.take() {
+impl<S: Subscription> Subscription for DiesAtAck<S> {
+    async fn receive(&self) -> Result<Received, Unavailable> {
+        self.subscription.receive().await
+    }
+
+    async fn ack(&self, received: &Received) -> Result<(), Unavailable> {
+        let crash = self.crash.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(crash) = crash {
             let _ = crash.send(());
-            // Dead: this handler never returns, so the ack is never sent; the demo ends its task.
+            // Dead: the ack is never sent; the demo ends this consumer.
             std::future::pending::<()>().await;
         }
-        Ok(admission.into())
+        self.subscription.ack(received).await
+    }
+
+    async fn requeue(&self, received: &Received) -> Result<(), Unavailable> {
+        self.subscription.requeue(received).await
+    }
+
+    async fn reject(&self, received: &Received) -> Result<(), Unavailable> {
+        self.subscription.reject(received).await
     }
 }

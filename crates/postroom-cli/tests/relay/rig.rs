@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use postroom::{Consumer, MessageId, Received};
+use postroom::{Consumer, Message, MessageId};
 use postroom_brokers::rabbitmq::{RabbitmqSubscription, RabbitmqSubscriptionOptions};
-use postroom_consumer::{Handled, Handler, HandlerError, Receiver};
-use postroom_postgres::{Connector, Postgres, migrate, status};
+use postroom_consumer::{Handle, HandlerError, Handlers, Incoming, ReceiveCounters, Receiver};
+use postroom_postgres::{Connector, Postgres, PostgresSession, migrate, status};
 use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::{Committed, History, judge};
 use postroom_testkit::postgres::Database;
@@ -19,7 +19,7 @@ use postroom_testkit::rabbitmq::AuditQueue;
 use postroom_testkit::surroundings;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Transaction};
 
 pub const KEYS: u64 = 500;
 /// Nothing here takes as long as this unless it is stuck.
@@ -138,21 +138,22 @@ impl Rig {
             bind: vec![(self.exchange.clone(), "orders.#".to_owned())],
             prefetch: 500,
         };
-        let mut handlers: Vec<Box<dyn Handler>> = Vec::new();
-        for _ in 0..8 {
-            let client = self.database.connect().await;
-            handlers.push(Box::new(CountsEffects { client, url: self.database.url().to_owned() }));
-        }
+        let handlers = Handlers::new().on_decoded("order.placed", |message| Ok(message.clone()), CountsEffects);
+        let (subscription, consumer) =
+            (Arc::new(RabbitmqSubscription::new(options)), Consumer::new("effects").unwrap());
+        let connector = Connector::new(self.database.url()).unwrap();
+        let open = move || PostgresSession::new(connector.clone());
+        let receiver = Receiver::new(subscription, consumer, handlers, open).unwrap();
         // Declared before anything is published, so that it misses nothing.
         AuditQueue::named(&self.rabbitmq, &self.exchange, "orders.#", &queue).await;
         let (stop, mut stopped) = watch::channel(false);
-        let receiver = Receiver::new(Arc::new(RabbitmqSubscription::new(options)), handlers);
         let task = tokio::spawn(async move {
             receiver
                 .run(async move {
                     let _ = stopped.wait_for(|stopped| *stopped).await;
                 })
                 .await
+                .unwrap()
         });
         ConsumerTask { stop, task }
     }
@@ -270,37 +271,24 @@ async fn write_until(
     Ok(())
 }
 
-struct CountsEffects {
-    client: Client,
-    url: String,
-}
+struct CountsEffects;
 
 #[async_trait]
-impl Handler for CountsEffects {
-    async fn handle(&mut self, received: &Received) -> Result<Handled, HandlerError> {
-        if self.client.is_closed() {
-            self.client = connect_patiently(&self.url).await;
-        }
-        let id = *received.message.id.as_uuid();
-        let consumer = Consumer::new("effects").unwrap();
-        let admission = Postgres
-            .once(&mut self.client, &consumer, received.message.id, async |tx| {
-                let sql = "insert into effects values ($1, 1) on conflict (id) do update set times = effects.times + 1";
-                tx.execute(sql, &[&id]).await?;
-                Ok(())
-            })
-            .await?;
-        Ok(admission.into())
+impl Handle<Postgres, Message> for CountsEffects {
+    async fn handle(&self, tx: &mut Transaction<'_>, incoming: &Incoming<Message>) -> Result<(), HandlerError> {
+        let sql = "insert into effects values ($1, 1) on conflict (id) do update set times = effects.times + 1";
+        tx.execute(sql, &[incoming.message.id.as_uuid()]).await?;
+        Ok(())
     }
 }
 
 pub struct ConsumerTask {
     stop: watch::Sender<bool>,
-    task: JoinHandle<postroom_consumer::ReceiveCounters>,
+    task: JoinHandle<ReceiveCounters>,
 }
 
 impl ConsumerTask {
-    pub async fn stop(self) -> postroom_consumer::ReceiveCounters {
+    pub async fn stop(self) -> ReceiveCounters {
         self.stop.send(true).unwrap();
         self.task.await.unwrap()
     }

@@ -1,95 +1,100 @@
-//! One effect for each message, on both stores, whatever is delivered again.
-
-#![allow(clippy::unwrap_used)]
+//! One effect for each message, whatever is delivered again.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use postroom::{Admission, Batch, Consumer, Message, MessageId, Received, Sink, TopicFilter};
-use postroom_brokers::in_process::InProcessBroker;
-use postroom_consumer::{Handled, Handler, HandlerError, Receiver};
-use postroom_postgres::{Connector, Postgres};
+use postroom::{Admission, Consumer, Message, MessageId, Received, Subscription, Unavailable};
+use postroom_brokers::in_process::InProcessSubscription;
+use postroom_postgres::Postgres;
 use postroom_sqlite::Sqlite;
-use postroom_testkit::postgres::Database;
 use rusqlite::Connection;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
-const EFFECTS: &str = "create table effects (id text primary key, times integer)";
-const EFFECT: &str = "insert into effects values ($1, 1) on conflict (id) do update set times = effects.times + 1";
+use crate::setup::{EFFECT, Running, as_told, assert_once, broker, postgres, publish, receiver, told};
 
-async fn postgres() -> Database {
-    let database = Database::create().await;
-    postroom_postgres::migrate(&Connector::new(database.url()).unwrap(), 4).await.unwrap();
-    database.connect().await.batch_execute(EFFECTS).await.unwrap();
-    database
-}
-
-/// Has the effect in PostgreSQL; one that is to die does so after the commit of a new effect and before its ack.
-struct InPostgres {
-    client: tokio_postgres::Client,
-    consumer: Consumer,
-    died: Option<Arc<Notify>>,
+/// Dies instead of acking: after the commit.
+struct DiesAtAck {
+    subscription: InProcessSubscription,
+    died: Arc<Notify>,
 }
 
 #[async_trait]
-impl Handler for InPostgres {
-    async fn handle(&mut self, received: &Received) -> Result<Handled, HandlerError> {
-        let id = received.message.id;
-        let admission = Postgres
-            .once(&mut self.client, &self.consumer, id, async |tx| {
-                tx.execute(EFFECT, &[&id.to_string()]).await?;
-                Ok(())
-            })
-            .await?;
-        if admission == Admission::New
-            && let Some(died) = self.died.take()
-        {
-            died.notify_one();
-            std::future::pending::<()>().await;
-        }
-        Ok(admission.into())
+impl Subscription for DiesAtAck {
+    async fn receive(&self) -> Result<Received, Unavailable> {
+        self.subscription.receive().await
+    }
+
+    async fn ack(&self, _: &Received) -> Result<(), Unavailable> {
+        self.died.notify_one();
+        std::future::pending().await
+    }
+
+    async fn requeue(&self, received: &Received) -> Result<(), Unavailable> {
+        self.subscription.requeue(received).await
+    }
+
+    async fn reject(&self, received: &Received) -> Result<(), Unavailable> {
+        self.subscription.reject(received).await
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_between_effect_and_ack_leaves_one_effect() {
     let database = postgres().await;
-    let broker = InProcessBroker::new();
-    broker.declare_queue("q", TopicFilter::all());
-    let messages: Vec<Message> = (0..50).map(|n| Message::new("orders", "placed", format!("{n}"))).collect();
-    broker.sink().publish(&Batch::new(messages)).await.unwrap();
-
-    let handler = async |died| {
-        let client = database.connect().await;
-        let handler: Box<dyn Handler> =
-            Box::new(InPostgres { client, consumer: Consumer::new("totals").unwrap(), died });
-        vec![handler]
-    };
+    let broker = broker();
+    publish(&broker, (0..50).map(|n| told(&format!("k{}", n % 7), &n.to_string())).collect()).await;
     // Five consumers die one after the other, each between its commit and its ack.
     for _ in 0..5 {
         let died = Arc::new(Notify::new());
-        let receiver = Receiver::new(Arc::new(broker.subscribe("q", 10)), handler(Some(died.clone())).await);
-        let running = tokio::spawn(receiver.run(std::future::pending()));
+        let subscription = DiesAtAck { subscription: broker.subscribe("q", 10), died: died.clone() };
+        let running = Running::start(receiver(&database, subscription, as_told()).batch_max(2));
         died.notified().await;
-        running.abort();
-        let _ = running.await;
+        running.crash().await;
     }
-    let (stop, mut stopped) = watch::channel(false);
-    let receiver = Receiver::new(Arc::new(broker.subscribe("q", 10)), handler(None).await);
-    let running = tokio::spawn(receiver.run(async move {
-        let _ = stopped.wait_for(|stopped| *stopped).await;
-    }));
-    let client = database.connect().await;
+    let running = Running::start(receiver(&database, broker.subscribe("q", 10), as_told()));
     while broker.unsettled("q") > 0 {
         tokio::task::yield_now().await;
     }
-    stop.send(true).unwrap();
-    running.await.unwrap();
-    let row = client.query_one("select count(*), max(times) from effects", &[]).await.unwrap();
-    assert_eq!((row.get::<_, i64>(0), row.get::<_, i32>(1)), (50, 1), "I5");
+    running.stop().await;
+    let client = database.connect().await;
+    let effects: i64 = client.query_one("select count(*) from effects", &[]).await.unwrap().get(0);
+    assert_eq!(effects, 50);
+    assert_once(&client).await;
+    for key in 0..7 {
+        let done: Vec<i64> = client
+            .query("select what::bigint from done where key = $1 order by n", &[&format!("k{key}")])
+            .await
+            .unwrap()
+            .iter()
+            .map(|row| row.get(0))
+            .collect();
+        assert!(done.is_sorted(), "order within a key: {done:?}");
+    }
     let handed_out = broker.handed_out();
     let repeated = handed_out.len() - handed_out.iter().collect::<std::collections::HashSet<_>>().len();
-    assert!(repeated >= 5, "the five whose consumer died after the commit came again");
+    assert!(repeated >= 5, "those whose consumer died after the commit came again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_receivers_and_five_deliveries_of_each_message_have_one_effect() {
+    let database = postgres().await;
+    let broker = broker();
+    let messages: Vec<Message> = (0..200).map(|n| told(&format!("k{}", n % 20), &n.to_string())).collect();
+    for _ in 0..5 {
+        publish(&broker, messages.clone()).await;
+    }
+    let two = [(), ()].map(|()| Running::start(receiver(&database, broker.subscribe("q", 50), as_told())));
+    while broker.unsettled("q") > 0 {
+        tokio::task::yield_now().await;
+    }
+    let mut applied = 0;
+    for running in two {
+        applied += running.stop().await.applied;
+    }
+    let client = database.connect().await;
+    let effects: i64 = client.query_one("select count(*) from effects", &[]).await.unwrap().get(0);
+    assert_eq!((effects, applied), (200, 200));
+    assert_once(&client).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -129,7 +134,7 @@ async fn concurrent_deliveries_of_one_message_have_one_effect() {
 fn a_failed_effect_gives_its_claim_back_on_sqlite_and_a_second_delivery_is_a_duplicate() {
     let mut connection = Connection::open_in_memory().unwrap();
     postroom_sqlite::migrate(&mut connection).unwrap();
-    connection.execute_batch(EFFECTS).unwrap();
+    connection.execute_batch("create table effects (id text primary key, times integer)").unwrap();
     let consumer = Consumer::new("totals").unwrap();
     let id = MessageId::new();
     let failed = Sqlite.once_blocking(&mut connection, &consumer, id, |tx| {

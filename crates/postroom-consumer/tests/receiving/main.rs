@@ -1,0 +1,10 @@
+//! The receiving side on real stores: one effect for each message, whatever is delivered again, fails, hangs or dies.
+
+#![allow(clippy::unwrap_used)]
+
+mod failures;
+mod once;
+mod setup;
+mod sqlite;
+mod taken;
+mod versions;
