@@ -1,5 +1,5 @@
 //! Brokers, one folder each. A broker's options, construction and docs stand in its folder; everything else goes through
-//! [`SinkConfig`], the one list.
+//! [`SinkConfig`] and [`SubscriptionConfig`], the lists.
 
 pub mod in_process;
 pub mod lines;
@@ -7,5 +7,7 @@ pub mod lines;
 pub mod rabbitmq;
 
 mod sink_config;
+mod subscription_config;
 
 pub use sink_config::{OpenSinkError, SinkConfig};
+pub use subscription_config::SubscriptionConfig;

@@ -9,7 +9,9 @@ use lapin::options::{QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Connection, ConnectionProperties};
 use postroom::{Batch, FailureKind, Message, MessageId, PAYLOAD_BYTES_MAX, Sink, Subscription, Verdict};
-use postroom_brokers::rabbitmq::{RabbitmqOptions, RabbitmqSink, RabbitmqSubscription, RabbitmqSubscriptionOptions};
+use postroom_brokers::rabbitmq::{
+    Binding, RabbitmqOptions, RabbitmqSink, RabbitmqSubscription, RabbitmqSubscriptionOptions,
+};
 use postroom_testkit::rabbitmq::AuditQueue;
 use postroom_testkit::services::RabbitServer;
 use postroom_testkit::surroundings;
@@ -74,7 +76,7 @@ async fn what_the_sink_sent_the_subscription_reads() {
     let subscription = RabbitmqSubscription::new(RabbitmqSubscriptionOptions {
         url: options.url.clone(),
         queue: format!("q-{}", options.exchange),
-        bind: vec![(options.exchange.clone(), "#".to_owned())],
+        bind: vec![Binding::new(&options.exchange, "#")],
         prefetch: 10,
     });
     subscription.connect().await.unwrap();
@@ -219,7 +221,7 @@ async fn sink_and_subscription_recover_after_the_broker_was_killed() {
     let subscription = RabbitmqSubscription::new(RabbitmqSubscriptionOptions {
         url: options.url.clone(),
         queue: "q".to_owned(),
-        bind: vec![(options.exchange.clone(), "#".to_owned())],
+        bind: vec![Binding::new(&options.exchange, "#")],
         prefetch: 10,
     });
     subscription.connect().await.unwrap();

@@ -3,15 +3,16 @@
 use std::path::Path;
 use std::time::Duration;
 
-use postroom::{AttemptLimit, OnDead, Order, RetryPolicy, TopicFilter};
-use postroom_brokers::SinkConfig;
+use postroom::{AttemptLimit, Consumer, OnDead, Order, RetryPolicy, TopicFilter};
+use postroom_brokers::{SinkConfig, SubscriptionConfig};
 use postroom_postgres::StartAt;
 use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::exit::{self, Failure};
 
-const TOP_KEYS: &[&str] = &["store", "relay", "routes"];
+const TOP_KEYS: &[&str] = &["store", "relay", "routes", "inboxes"];
+const INBOX_KEYS: &[&str] = &["consumer", "from"];
 const STORE_KEYS: &[&str] = &["url"];
 const RELAY_KEYS: &[&str] =
     &["name", "in_flight_max", "in_flight_bytes_max", "poll_idle", "lease", "stop_deadline", "listen"];
@@ -26,6 +27,14 @@ pub struct Config {
     pub store_url: String,
     pub relay: Relay,
     pub routes: Vec<Route>,
+    pub inboxes: Vec<Inbox>,
+}
+
+/// `[[inboxes]]`: messages of a queue are kept in the store for an application that takes them with SQL.
+#[derive(Debug)]
+pub struct Inbox {
+    pub consumer: Consumer,
+    pub from: SubscriptionConfig,
 }
 
 /// `[relay]`.
@@ -102,11 +111,18 @@ fn read(mut table: Table, variables: impl Iterator<Item = (String, String)>) -> 
         return Err("relay.poll_idle is zero: the database would be asked without a pause".to_owned());
     }
 
-    let routes = match table.get("routes") {
-        None => return Err("there is no [[routes]]: nothing would be relayed".to_owned()),
-        Some(Value::Array(routes)) if !routes.is_empty() => routes,
-        Some(_) => return Err("routes wants to be written as [[routes]]".to_owned()),
+    let none = Vec::new();
+    let tables = |key: &str| match table.get(key) {
+        None => Ok(&none),
+        Some(Value::Array(tables)) if !tables.is_empty() => Ok(tables),
+        Some(_) => Err(format!("{key} wants to be written as [[{key}]]")),
     };
+    let (routes, inboxes) = (tables("routes")?, tables("inboxes")?);
+    if routes.is_empty() && inboxes.is_empty() {
+        return Err("there is no [[routes]]: nothing would be relayed, and no [[inboxes]]: nothing received".to_owned());
+    }
+    let inboxes: Vec<Inbox> =
+        inboxes.iter().enumerate().map(|(index, inbox)| read_inbox(index, inbox)).collect::<Result<_, _>>()?;
     let routes: Vec<Route> =
         routes.iter().enumerate().map(|(index, route)| read_route(index, route)).collect::<Result<_, _>>()?;
     for (index, route) in routes.iter().enumerate() {
@@ -114,7 +130,39 @@ fn read(mut table: Table, variables: impl Iterator<Item = (String, String)>) -> 
             return Err(format!("two routes are named {:?}; each keeps its position under its name", route.name));
         }
     }
-    Ok(Config { store_url, relay, routes })
+    Ok(Config { store_url, relay, routes, inboxes })
+}
+
+fn read_inbox(index: usize, value: &Value) -> Result<Inbox, String> {
+    let at = format!("inboxes[{index}].");
+    let inbox = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
+    known(inbox, INBOX_KEYS, &at)?;
+    let consumer = text(inbox, "consumer", &at)?.ok_or_else(|| format!("{at}consumer is missing"))?;
+    let consumer = Consumer::new(consumer).map_err(|error| format!("{at}consumer: failed to {error}"))?;
+    let from = inbox.get("from").ok_or_else(|| format!("{at}from is missing; it says where messages come from"))?;
+    let at = format!("{at}from.");
+    let (table, keys) = of_kind(from, &at, SubscriptionConfig::KINDS, SubscriptionConfig::keys)?;
+    known(table, &keys, &at)?;
+    let from = SubscriptionConfig::deserialize(from.clone()).map_err(|error| format!("{at} {}", error.message()))?;
+    Ok(Inbox { consumer, from })
+}
+
+/// A table that is told apart by `kind`, and the keys that it may have.
+fn of_kind<'a>(
+    value: &'a Value,
+    at: &str,
+    kinds: &[&'static str],
+    keys: fn(&str) -> &'static [&'static str],
+) -> Result<(&'a Table, Vec<&'static str>), String> {
+    let table = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
+    let kind = text(table, "kind", at)?.ok_or_else(|| format!("{at}kind is missing; {}", one_of(kinds)))?;
+    if !kinds.contains(&kind.as_str()) {
+        let hint = nearest(&kind, kinds).map_or_else(|| one_of(kinds), did_you_mean);
+        return Err(format!("{at}kind {kind:?} is not known; {hint}"));
+    }
+    let mut keys = keys(&kind).to_vec();
+    keys.push("kind");
+    Ok((table, keys))
 }
 
 fn read_route(index: usize, value: &Value) -> Result<Route, String> {
@@ -209,14 +257,7 @@ fn patterns(table: &Table, key: &str, at: &str) -> Result<Option<TopicFilter>, S
 }
 
 fn read_sink(value: &Value, at: &str) -> Result<SinkConfig, String> {
-    let sink = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
-    let kind = text(sink, "kind", at)?.ok_or_else(|| format!("{at}kind is missing; {}", one_of(SinkConfig::KINDS)))?;
-    if !SinkConfig::KINDS.contains(&kind.as_str()) {
-        let hint = nearest(&kind, SinkConfig::KINDS).map_or_else(|| one_of(SinkConfig::KINDS), did_you_mean);
-        return Err(format!("{at}kind {kind:?} is not known; {hint}"));
-    }
-    let mut keys = SinkConfig::keys(&kind).to_vec();
-    keys.push("kind");
+    let (sink, keys) = of_kind(value, at, SinkConfig::KINDS, SinkConfig::keys)?;
     known(sink, &keys, at)?;
     SinkConfig::deserialize(value.clone()).map_err(|error| format!("{at} {}", error.message()))
 }
@@ -330,7 +371,7 @@ fn duration(table: &Table, key: &str, at: &str) -> Result<Option<Duration>, Stri
     }
 }
 
-/// `200ms`, `30s`, `5m`, `1h`.
+/// `200ms`, `30s`, `5m`, `1h`, `30d`.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let amount: u64 = text[..digits].parse().ok()?;
@@ -339,6 +380,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
         "s" => Some(Duration::from_secs(amount)),
         "m" => amount.checked_mul(60).map(Duration::from_secs),
         "h" => amount.checked_mul(3600).map(Duration::from_secs),
+        "d" => amount.checked_mul(86400).map(Duration::from_secs),
         _ => None,
     }
 }
@@ -393,6 +435,11 @@ mod tests {
             (GOOD.replace("topics = ", "order = \"strict\"\ntopics = "), "order is \"strict\"; it wants \"key\""),
             (GOOD.replace("topics = ", "order = \"none\"\non_dead = \"block\"\ntopics = "), "wants an order"),
             (GOOD.replace("billing.*", "b*g"), "topics: failed to read topic pattern"),
+            (format!("{GOOD}\n[[inboxes]]\nconsumer = \"b\"\n"), "inboxes[0].from is missing"),
+            (
+                format!("{GOOD}\n[[inboxes]]\nconsumer = \"b\"\nfrom = {{ kind = \"rabbitmq\", quee = \"q\" }}\n"),
+                "inboxes[0].from.quee is not a known key; did you mean \"queue\"?",
+            ),
         ];
         for (text, expected) in cases {
             let error = parse(&text, &[]).unwrap_err();

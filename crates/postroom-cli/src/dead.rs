@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
-use postroom::{DeadFilter, DeadLetter, Deed, MessageId};
+use clap::{Args, Subcommand, ValueEnum};
+use postroom::{DeadFilter, DeadLetter, Deed, MessageId, Side};
 
 use crate::StoreArgs;
 use crate::config;
@@ -22,15 +22,35 @@ enum Verb {
     List(ListArgs),
     /// Show one message with its headers; with --payload its bytes too
     Show(ShowArgs),
-    /// Give dead letters back to their relay, with their ids and all their attempts before them
+    /// Give dead letters back to their relay or consumer, with their ids and all their attempts before them
     Retry(DeedArgs),
     /// Delete dead letters for good; the audit row keeps their ids
     Discard(DeedArgs),
 }
 
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum SideArg {
+    /// Messages that a relay could not send
+    Out,
+    /// Messages that a consumer could not handle
+    In,
+}
+
+impl From<SideArg> for Side {
+    fn from(side: SideArg) -> Self {
+        match side {
+            SideArg::Out => Self::Out,
+            SideArg::In => Self::In,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 struct FilterArgs {
-    /// Of this route
+    /// Whose dead letters
+    #[arg(long, value_enum, default_value = "out")]
+    side: SideArg,
+    /// Of this route; with --side in, of this consumer
     #[arg(long)]
     route: Option<String>,
     /// Of this message
@@ -74,6 +94,9 @@ struct ListArgs {
 struct ShowArgs {
     #[command(flatten)]
     store: StoreArgs,
+    /// Whose dead letter
+    #[arg(long, value_enum, default_value = "out")]
+    side: SideArg,
     /// Message id
     id: MessageId,
     /// Show the payload: it may hold personal data
@@ -117,7 +140,9 @@ impl FilterArgs {
 pub async fn dead(args: DeadArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List(args) => {
-            let letters = letters(&store(&args.store)?, &args.filter.filter(), args.filter.limit).await?;
+            let letters =
+                letters(&store(&args.store)?, args.filter.side.into(), &args.filter.filter(), args.filter.limit)
+                    .await?;
             print(&letters, json, "no dead letters");
         }
         Verb::Show(args) => show(args, json).await?,
@@ -134,9 +159,9 @@ async fn act(args: DeedArgs, json: bool, verb: &str) -> Result<(), Failure> {
         return Err(Failure::new(exit::USAGE, text));
     }
     let store = store(&args.store)?;
-    let limit = args.filter.limit;
+    let (side, limit) = (args.filter.side.into(), args.filter.limit);
     if args.dry_run {
-        let letters = letters(&store, &filter, limit).await?;
+        let letters = letters(&store, side, &filter, limit).await?;
         print(&letters, json, "nothing would be done: no dead letter fits");
         return Ok(());
     }
@@ -147,22 +172,32 @@ async fn act(args: DeedArgs, json: bool, verb: &str) -> Result<(), Failure> {
     let deed = Deed { actor: actor(), reason };
     let letters = match (&store, verb) {
         (Store::Postgres(connector), "retry") => {
-            postroom_postgres::retry_dead(connector, &filter, limit, &deed).await?
+            postroom_postgres::retry_dead(connector, side, &filter, limit, &deed).await?
         }
-        (Store::Postgres(connector), _) => postroom_postgres::discard_dead(connector, &filter, limit, &deed).await?,
+        (Store::Postgres(connector), _) => {
+            postroom_postgres::discard_dead(connector, side, &filter, limit, &deed).await?
+        }
         (Store::Sqlite(path), "retry") => {
-            postroom_sqlite::retry_dead(&mut postroom_sqlite::connect(path)?, &filter, limit, &deed)?
+            postroom_sqlite::retry_dead(&mut postroom_sqlite::connect(path)?, side, &filter, limit, &deed)?
         }
         (Store::Sqlite(path), _) => {
-            postroom_sqlite::discard_dead(&mut postroom_sqlite::connect(path)?, &filter, limit, &deed)?
+            postroom_sqlite::discard_dead(&mut postroom_sqlite::connect(path)?, side, &filter, limit, &deed)?
         }
     };
     print(&letters, json, "nothing was done: no dead letter fits");
     if !json && !letters.is_empty() {
-        let done = if verb == "retry" { "given back to their relay" } else { "discarded" };
+        let done = match (verb, side) {
+            ("retry", Side::Out) => "given back to their relay",
+            ("retry", Side::In) => "given back to their consumer",
+            _ => "discarded",
+        };
         println!("{} {done}", letters.len());
     }
-    let left = if verb == "discard" { self::letters(&store, &filter, limit).await?.len() } else { 0 };
+    let left = if verb == "discard" && side == Side::Out {
+        self::letters(&store, side, &filter, limit).await?.len()
+    } else {
+        0
+    };
     if left > 0 {
         eprintln!(
             "postroom: {left} more fit; those that died this moment can be discarded when their relay has passed them"
@@ -174,12 +209,13 @@ async fn act(args: DeedArgs, json: bool, verb: &str) -> Result<(), Failure> {
 async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
     let store = store(&args.store)?;
     let filter = DeadFilter { id: Some(args.id), ..DeadFilter::default() };
-    let letters = letters(&store, &filter, 100).await?;
+    let side = args.side.into();
+    let letters = letters(&store, side, &filter, 100).await?;
     if letters.is_empty() {
         return Err(Failure::new(exit::FAILURE, format!("there is no dead letter with the id {}", args.id)));
     }
     for letter in letters {
-        let payload = if args.payload { payload(&store, &letter).await? } else { None };
+        let payload = if args.payload { payload(&store, side, &letter).await? } else { None };
         let payload = payload.map(|bytes| match String::from_utf8(bytes) {
             Ok(text) => text,
             Err(error) => error.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -192,7 +228,8 @@ async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
             println!("{object}");
             continue;
         }
-        println!("{} {} on route {}, key {}", letter.id, letter.kind, letter.route, shown(&letter.key));
+        let of = if side == Side::Out { "route" } else { "consumer" };
+        println!("{} {} of {of} {}, key {}", letter.id, letter.kind, letter.route, shown(&letter.key));
         println!(
             "  {} after {} attempts, {:.0} s ago: {}",
             letter.cause, letter.attempts, letter.died_seconds_ago, letter.error
@@ -211,18 +248,20 @@ async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn letters(store: &Store, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, Failure> {
+async fn letters(store: &Store, side: Side, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, Failure> {
     Ok(match store {
-        Store::Postgres(connector) => postroom_postgres::dead_letters(connector, filter, limit).await?,
-        Store::Sqlite(path) => postroom_sqlite::dead_letters(&postroom_sqlite::connect(path)?, filter, limit)?,
+        Store::Postgres(connector) => postroom_postgres::dead_letters(connector, side, filter, limit).await?,
+        Store::Sqlite(path) => postroom_sqlite::dead_letters(&postroom_sqlite::connect(path)?, side, filter, limit)?,
     })
 }
 
-async fn payload(store: &Store, letter: &DeadLetter) -> Result<Option<Vec<u8>>, Failure> {
+async fn payload(store: &Store, side: Side, letter: &DeadLetter) -> Result<Option<Vec<u8>>, Failure> {
     Ok(match store {
-        Store::Postgres(connector) => postroom_postgres::dead_payload(connector, &letter.route, letter.seq).await?,
+        Store::Postgres(connector) => {
+            postroom_postgres::dead_payload(connector, side, &letter.route, letter.seq).await?
+        }
         Store::Sqlite(path) => {
-            postroom_sqlite::dead_payload(&postroom_sqlite::connect(path)?, &letter.route, letter.seq)?
+            postroom_sqlite::dead_payload(&postroom_sqlite::connect(path)?, side, &letter.route, letter.seq)?
         }
     })
 }
@@ -260,7 +299,7 @@ pub fn store(args: &StoreArgs) -> Result<Store, Failure> {
     }
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub fn duration(text: &str) -> Result<Duration, String> {
     config::parse_duration(text).ok_or_else(|| "it wants a duration such as 30s, 90m or 24h".to_owned())
 }
 

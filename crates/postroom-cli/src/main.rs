@@ -4,6 +4,7 @@ mod config;
 mod dead;
 mod demo;
 mod exit;
+mod inbox;
 mod keys;
 mod migrate;
 mod run;
@@ -38,12 +39,14 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Create or update the tables; safe to repeat
     Migrate(migrate::MigrateArgs),
-    /// Relay messages as configured, until SIGTERM or ctrl-c
+    /// Relay messages and fill inboxes as configured, until SIGTERM or ctrl-c
     Run(ConfigArgs),
     /// Show backlog, parked and dead messages, and who relays them
     Status(StoreArgs),
-    /// Look at dead letters, give them back to their relay, or discard them
+    /// Look at dead letters of both sides, give them back, or discard them
     Dead(Box<dead::DeadArgs>),
+    /// Prune the inbox
+    Inbox(inbox::InboxArgs),
     /// Look at keys that wait, park them, let them go on, or skip a dead message
     Keys(keys::KeysArgs),
     /// Tell where one message is, what it waits for, and what happens next
@@ -80,8 +83,11 @@ fn main() -> ExitCode {
     };
     // The AMQP client logs returned messages with their payload, which never goes into logs; its errors are reported by us.
     // The demo tells its story on the screen; the outage that it makes itself needs no warning beside it.
-    let usual =
-        if matches!(cli.command, Command::Demo(_)) { "error" } else { "warn,postroom=info,postroom_relay=info" };
+    let usual = if matches!(cli.command, Command::Demo(_)) {
+        "error"
+    } else {
+        "warn,postroom=info,postroom_relay=info,postroom_consumer=info"
+    };
     let filter = EnvFilter::try_from_env("POSTROOM_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
     let filter = "lapin=off".parse().into_iter().fold(filter, EnvFilter::add_directive);
     let colours = std::io::stderr().is_terminal();
@@ -102,6 +108,7 @@ fn main() -> ExitCode {
             Command::Run(args) => run::run(&args.config, cli.json).await,
             Command::Status(args) => status::status(&args, cli.json).await,
             Command::Dead(args) => dead::dead(*args, cli.json).await,
+            Command::Inbox(args) => inbox::inbox(args, cli.json).await,
             Command::Keys(args) => keys::keys(args, cli.json).await,
             Command::Why(args) => why::why(args, cli.json).await,
         }

@@ -1,8 +1,9 @@
-//! `postroom run`: one relay a route, until a signal.
+//! `postroom run`: one relay a route and one receiver an inbox, until a signal.
 
 use std::path::Path;
 
 use postroom::{MessageId, Wake};
+use postroom_consumer::ReceiveCounters;
 use postroom_relay::{Relay, Summary};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -60,6 +61,18 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
             })),
         ));
     }
+    let mut receivers = Vec::new();
+    for inbox in &config.inboxes {
+        let mut stopped = stopped.clone();
+        let stop = async move {
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+        };
+        let receiving = store
+            .keep_inbox(inbox.from.open(), inbox.consumer.clone(), stop)
+            .map_err(|error| Failure::of(exit::CONFIG, &error))?;
+        tracing::info!(consumer = %inbox.consumer, store = %store.shown(), from = %inbox.from.shown(), "receiving");
+        receivers.push((inbox.consumer.to_string(), tokio::spawn(receiving)));
+    }
     let _listener = store.listen(config.relay.listen, wakes)?;
     announce(&config, &owner);
 
@@ -68,7 +81,12 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         let summary = relay.await.map_err(|error| Failure::of(exit::FAILURE, &error))?;
         summaries.push((route, summary));
     }
-    report(&summaries, json);
+    let mut received: Vec<(String, ReceiveCounters)> = Vec::new();
+    for (consumer, receiver) in receivers {
+        let counters = receiver.await.map_err(|error| Failure::of(exit::FAILURE, &error))?;
+        received.push((consumer, counters.map_err(|error| Failure::of(exit::FAILURE, &error))?));
+    }
+    report(&summaries, &received, json);
     Ok(())
 }
 
@@ -95,10 +113,12 @@ fn wait_for_signals(stop: watch::Sender<bool>) -> Result<(), Failure> {
 
 /// For those who wait for the start: one line, once every route is registered.
 fn announce(config: &Config, owner: &str) {
-    eprintln!("postroom: running {} route(s) as {owner}", config.routes.len());
+    let (routes, inboxes) = (config.routes.len(), config.inboxes.len());
+    let inboxes = if inboxes == 0 { String::new() } else { format!(" and {inboxes} inbox(es)") };
+    eprintln!("postroom: running {routes} route(s){inboxes} as {owner}");
 }
 
-fn report(summaries: &[(String, Summary)], json: bool) {
+fn report(summaries: &[(String, Summary)], received: &[(String, ReceiveCounters)], json: bool) {
     if json {
         let routes: Vec<_> = summaries
             .iter()
@@ -112,13 +132,28 @@ fn report(summaries: &[(String, Summary)], json: bool) {
                 })
             })
             .collect();
-        println!("{}", serde_json::json!({ "routes": routes }));
+        let inboxes: Vec<_> = received
+            .iter()
+            .map(|(consumer, counters)| {
+                serde_json::json!({
+                    "consumer": consumer, "kept": counters.kept, "duplicates": counters.duplicates,
+                    "rejected": counters.rejected, "requeued": counters.requeued,
+                })
+            })
+            .collect();
+        println!("{}", serde_json::json!({ "routes": routes, "inboxes": inboxes }));
         return;
     }
     for (route, Summary { counters, unfinished }) in summaries {
         eprintln!(
             "postroom: route {route}: acked {}, retried {}, dead {}, fenced {}, unfinished {unfinished}",
             counters.stored, counters.retried, counters.dead, counters.fenced
+        );
+    }
+    for (consumer, counters) in received {
+        eprintln!(
+            "postroom: inbox {consumer}: kept {}, duplicates {}, rejected {}",
+            counters.kept, counters.duplicates, counters.rejected
         );
     }
 }

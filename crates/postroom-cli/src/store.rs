@@ -1,12 +1,15 @@
 //! The one list of stores: a URL's scheme chooses.
 
+use std::future::Future;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{Order, Source, TopicFilter, Wake, redact_url};
-use postroom_postgres::{Connector, Listener, LogSource, LogSourceOptions, POSITIONS_EVERY, StartAt};
-use postroom_sqlite::{SqliteSource, SqliteSourceOptions};
+use postroom::{Consumer, Order, Source, Subscription, TopicFilter, Wake, redact_url};
+use postroom_consumer::{InvalidHandlers, ReceiveCounters, Receiver, ReceiverFailed};
+use postroom_postgres::{Connector, Listener, LogSource, LogSourceOptions, POSITIONS_EVERY, PostgresSession, StartAt};
+use postroom_sqlite::{SqliteSession, SqliteSource, SqliteSourceOptions};
 
 use crate::exit::{self, Failure};
 
@@ -25,6 +28,9 @@ pub struct RouteOptions {
     pub start_at: StartAt,
     pub order: Order,
 }
+
+/// A receiver at work.
+pub type Receiving = Pin<Box<dyn Future<Output = Result<ReceiveCounters, ReceiverFailed>> + Send>>;
 
 impl Store {
     /// Reads the URL; connects to nothing.
@@ -88,5 +94,25 @@ impl Store {
                 Ok(Arc::new(SqliteSource::open(options)?))
             }
         }
+    }
+
+    /// Keeps what a subscription brings, for an application that takes it from the store.
+    pub fn keep_inbox(
+        &self,
+        subscription: Arc<dyn Subscription>,
+        consumer: Consumer,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<Receiving, InvalidHandlers> {
+        Ok(match self {
+            Self::Postgres(connector) => {
+                let connector = connector.as_ref().clone();
+                let open = move || PostgresSession::new(connector.clone());
+                Box::pin(Receiver::keeping(subscription, consumer, open)?.run(stop))
+            }
+            Self::Sqlite(path) => {
+                let path = path.clone();
+                Box::pin(Receiver::keeping(subscription, consumer, move || SqliteSession::new(&path))?.run(stop))
+            }
+        })
     }
 }

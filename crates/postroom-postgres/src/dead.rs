@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use postroom::{BoxError, DeadFilter, DeadLetter, Deed, StoreError, headers_from_json};
+use postroom::{BoxError, DeadFilter, DeadLetter, Deed, Side, StoreError, headers_from_json};
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
 use crate::connect::Connector;
@@ -11,40 +11,90 @@ use crate::link::store_error;
 /// Dead letters by filter, oldest first, at most `limit`.
 pub async fn dead_letters(
     connector: &Connector,
+    side: Side,
     filter: &DeadFilter,
     limit: i64,
 ) -> Result<Vec<DeadLetter>, StoreError> {
     let client = connector.connect().await?;
-    chosen(&client, filter, limit).await
+    chosen(&client, side, filter, limit).await
 }
 
 /// The payload of one dead letter.
-pub async fn dead_payload(connector: &Connector, route: &str, seq: i64) -> Result<Option<Vec<u8>>, StoreError> {
+pub async fn dead_payload(
+    connector: &Connector,
+    side: Side,
+    route: &str,
+    seq: i64,
+) -> Result<Option<Vec<u8>>, StoreError> {
     let client = connector.connect().await?;
-    let sql = "select payload from postroom.dead_letters where route = $1 and seq = $2";
+    let sql = match side {
+        Side::Out => "select payload from postroom.dead_letters where route = $1 and seq = $2",
+        Side::In => "select payload from postroom.dead_consume where consumer = $1 and seq = $2",
+    };
     let row = client.query_opt(sql, &[&route, &seq]).await.map_err(|error| store_error("read a dead letter", error))?;
     Ok(row.map(|row| row.get(0)))
 }
 
-/// Gives dead letters back to their relay, with their ids and all their attempts before them. Returns what was moved.
+/// Gives dead letters back to their relay or consumer, with their ids and all their attempts before them. Returns what was
+/// moved.
 pub async fn retry_dead(
     connector: &Connector,
+    side: Side,
     filter: &DeadFilter,
     limit: i64,
     deed: &Deed,
 ) -> Result<Vec<DeadLetter>, StoreError> {
-    act(connector, filter, limit, deed, "dead.retry").await
+    match side {
+        Side::Out => act(connector, filter, limit, deed, "dead.retry").await,
+        Side::In => act_in(connector, filter, limit, deed, "inbox.retry").await,
+    }
 }
 
 /// Deletes dead letters for good; the audit row keeps their ids. Returns what was deleted: a letter that died a moment ago,
 /// and that its lane's position has not passed, stays, because a crash would bring it back and send it.
 pub async fn discard_dead(
     connector: &Connector,
+    side: Side,
     filter: &DeadFilter,
     limit: i64,
     deed: &Deed,
 ) -> Result<Vec<DeadLetter>, StoreError> {
-    act(connector, filter, limit, deed, "dead.discard").await
+    match side {
+        Side::Out => act(connector, filter, limit, deed, "dead.discard").await,
+        Side::In => act_in(connector, filter, limit, deed, "inbox.discard").await,
+    }
+}
+
+/// Two operators at once would otherwise both see the same letters and both report them.
+const ONE_OPERATOR: &str = "lock table postroom.audit in share row exclusive mode";
+const FAILED: &str = "act on dead letters; nothing was changed";
+
+async fn act_in(
+    connector: &Connector,
+    filter: &DeadFilter,
+    limit: i64,
+    deed: &Deed,
+    action: &str,
+) -> Result<Vec<DeadLetter>, StoreError> {
+    let failed = |error| store_error(FAILED, error);
+    let mut client: Client = connector.connect().await?;
+    let tx = client.transaction().await.map_err(failed)?;
+    tx.batch_execute(ONE_OPERATOR).await.map_err(failed)?;
+    let letters = chosen(&tx, Side::In, filter, limit).await?;
+    if letters.is_empty() {
+        return Ok(letters);
+    }
+    let consumers: Vec<&str> = letters.iter().map(|letter| letter.route.as_str()).collect();
+    let seqs: Vec<i64> = letters.iter().map(|letter| letter.seq).collect();
+    let sql = if action == "inbox.retry" {
+        include_str!("sql/dead_in_retry.sql")
+    } else {
+        include_str!("sql/dead_in_discard.sql")
+    };
+    tx.execute(sql, &[&consumers, &seqs]).await.map_err(failed)?;
+    noted(&tx, deed, action, filter, &letters).await.map_err(failed)?;
+    tx.commit().await.map_err(failed)?;
+    Ok(letters)
 }
 
 async fn act(
@@ -54,12 +104,11 @@ async fn act(
     deed: &Deed,
     action: &str,
 ) -> Result<Vec<DeadLetter>, StoreError> {
-    let failed = |error| store_error("act on dead letters; nothing was changed", error);
+    let failed = |error| store_error(FAILED, error);
     let mut client: Client = connector.connect().await?;
     let tx = client.transaction().await.map_err(failed)?;
-    // Two operators at once would otherwise both see the same letters and both report them.
-    tx.batch_execute("lock table postroom.audit in share row exclusive mode").await.map_err(failed)?;
-    let mut letters = chosen(&tx, filter, limit).await?;
+    tx.batch_execute(ONE_OPERATOR).await.map_err(failed)?;
+    let mut letters = chosen(&tx, Side::Out, filter, limit).await?;
     let routes: Vec<&str> = letters.iter().map(|letter| letter.route.as_str()).collect();
     let seqs: Vec<i64> = letters.iter().map(|letter| letter.seq).collect();
     let lanes: Vec<i16> = letters.iter().map(|letter| letter.lane).collect();
@@ -85,11 +134,20 @@ async fn act(
     if letters.is_empty() {
         return Ok(letters);
     }
-    let ids: Vec<&str> = letters.iter().map(|letter| letter.id.as_str()).collect();
-    let conditions = serde_json::to_string(filter).unwrap_or_default();
-    audit(&tx, deed, action, &conditions, &ids).await.map_err(failed)?;
+    noted(&tx, deed, action, filter, &letters).await.map_err(failed)?;
     tx.commit().await.map_err(failed)?;
     Ok(letters)
+}
+
+async fn noted(
+    tx: &Transaction<'_>,
+    deed: &Deed,
+    action: &str,
+    filter: &DeadFilter,
+    letters: &[DeadLetter],
+) -> Result<(), tokio_postgres::Error> {
+    let ids: Vec<&str> = letters.iter().map(|letter| letter.id.as_str()).collect();
+    audit(tx, deed, action, &serde_json::to_string(filter).unwrap_or_default(), &ids).await
 }
 
 /// Writes what an operator does, in the transaction that does it.
@@ -105,13 +163,21 @@ pub(crate) async fn audit(
     tx.execute(sql, &[&deed.actor, &action, &deed.reason, &conditions, &ids]).await.map(drop)
 }
 
-async fn chosen(client: &impl GenericClient, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, StoreError> {
+async fn chosen(
+    client: &impl GenericClient,
+    side: Side,
+    filter: &DeadFilter,
+    limit: i64,
+) -> Result<Vec<DeadLetter>, StoreError> {
     let id = filter.id.map(uuid::Uuid::from);
     let newer = filter.newer_than.map(|age| age.as_secs_f64());
     let older = filter.older_than.map(|age| age.as_secs_f64());
     let rows = client
         .query(
-            include_str!("sql/dead_chosen.sql"),
+            match side {
+                Side::Out => include_str!("sql/dead_chosen.sql"),
+                Side::In => include_str!("sql/dead_in_chosen.sql"),
+            },
             &[
                 &filter.route,
                 &id,

@@ -53,6 +53,8 @@ pub use connect::{Connector, InvalidUrl};
 #[cfg(feature = "tokio-postgres")]
 pub use dead::{dead_letters, dead_payload, discard_dead, retry_dead};
 #[cfg(feature = "tokio-postgres")]
+pub use inbox::prune_inbox;
+#[cfg(feature = "tokio-postgres")]
 pub use keys::{act_on_key, waiting_keys};
 #[cfg(feature = "tokio-postgres")]
 pub use log_source::{LogSource, LogSourceOptions, POSITIONS_EVERY, ReadCounters, StartAt};

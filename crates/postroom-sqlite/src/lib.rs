@@ -36,6 +36,8 @@ pub use connect::{connect, path_of};
 #[cfg(feature = "rusqlite")]
 pub use dead::{dead_letters, dead_payload, discard_dead, retry_dead};
 #[cfg(feature = "rusqlite")]
+pub use inbox::prune_inbox;
+#[cfg(feature = "rusqlite")]
 pub use keys::{act_on_key, waiting_keys, whereabouts};
 #[cfg(feature = "rusqlite")]
 pub use migrate::{MigrateError, migrate, print_sql};

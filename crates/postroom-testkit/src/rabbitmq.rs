@@ -3,7 +3,7 @@
 use futures_util::StreamExt;
 use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicQosOptions, ExchangeDeclareOptions, QueueBindOptions,
-    QueueDeclareOptions,
+    QueueDeclareOptions, QueueDeleteOptions,
 };
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection, ConnectionProperties, ExchangeKind};
@@ -19,6 +19,15 @@ pub struct Stored {
     pub body: Vec<u8>,
     /// Its properties.
     pub properties: lapin::BasicProperties,
+}
+
+/// Deletes a queue with all that is in it.
+///
+/// # Panics
+/// If the broker cannot be reached.
+pub async fn delete_queue(url: &str, name: &str) {
+    let (_connection, channel) = open(url).await;
+    channel.queue_delete(name.into(), QueueDeleteOptions::default()).await.expect("delete the queue");
 }
 
 /// A durable queue of the test's own.

@@ -6,10 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::{Headers, MessageId};
 
+/// Whose dead letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Side {
+    /// A relay could not send them.
+    #[default]
+    Out,
+    /// A consumer could not handle them; the route of such a letter is its consumer.
+    In,
+}
+
 /// Which dead letters; every condition given has to hold.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct DeadFilter {
-    /// Of this route.
+    /// Of this route, or of this consumer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<String>,
     /// Of this message.
@@ -45,10 +55,10 @@ impl DeadFilter {
     }
 }
 
-/// A message that no relay will send any more, without its payload.
+/// A message that no relay will send any more, or no consumer handle, without its payload.
 #[derive(Debug, Clone, Serialize)]
 pub struct DeadLetter {
-    /// Route that it died on.
+    /// Route that it died on, or consumer.
     pub route: String,
     /// Its place in the outbox.
     pub seq: i64,

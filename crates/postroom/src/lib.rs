@@ -30,7 +30,7 @@ mod watermark;
 
 pub use consumer_store::{Admitted, Aggregate, ConsumerStore, Keep, Session, Settle, Transactions, Waiting};
 pub use crash::{crash_point, crash_point_over};
-pub use dead_letter::{DeadFilter, DeadLetter, Deed, FailedAttempt};
+pub use dead_letter::{DeadFilter, DeadLetter, Deed, FailedAttempt, Side};
 pub use delivery::{Cause, Delivery, Origin, Outcome, Settlement, Token};
 pub use error::{BoxError, StoreError, Unavailable};
 pub use event::{Event, EventError};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use postroom::{BoxError, MessageId, Subscription};
-use postroom_brokers::rabbitmq::{RabbitmqSubscription, RabbitmqSubscriptionOptions};
+use postroom_brokers::rabbitmq::{Binding, RabbitmqSubscription, RabbitmqSubscriptionOptions};
 use tokio::task::JoinHandle;
 
 #[derive(Default)]
@@ -24,7 +24,7 @@ impl Audit {
         let subscription = RabbitmqSubscription::new(RabbitmqSubscriptionOptions {
             url: rabbitmq.to_owned(),
             queue: format!("{run}-audit"),
-            bind: vec![(run.to_owned(), "#".to_owned())],
+            bind: vec![Binding::new(run, "#")],
             prefetch: 2000,
         });
         subscription.connect().await?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use postroom::{BoxError, Consumer};
-use postroom_brokers::rabbitmq::{RabbitmqSubscription, RabbitmqSubscriptionOptions};
+use postroom_brokers::rabbitmq::{Binding, RabbitmqSubscription, RabbitmqSubscriptionOptions};
 use postroom_consumer::{Handle, HandlerError, Handlers, Incoming, Receiver};
 use postroom_postgres::{Connector, Postgres, PostgresSession};
 use tokio::sync::watch;
@@ -44,7 +44,7 @@ pub async fn begin(
     let subscription = RabbitmqSubscription::new(RabbitmqSubscriptionOptions {
         url: rabbitmq.to_owned(),
         queue: format!("{run}-shipping"),
-        bind: vec![(run.to_owned(), "#".to_owned())],
+        bind: vec![Binding::new(run, "#")],
         prefetch: 1000,
     });
     subscription.connect().await?;

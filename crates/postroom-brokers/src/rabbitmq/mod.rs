@@ -20,7 +20,7 @@ use serde::Deserialize;
 use crate::OpenSinkError;
 
 pub use sink::RabbitmqSink;
-pub use subscription::{RabbitmqSubscription, RabbitmqSubscriptionOptions};
+pub use subscription::{Binding, RabbitmqSubscription, RabbitmqSubscriptionOptions};
 
 /// Heartbeat in seconds: a silent peer is noticed after two of them.
 const HEARTBEAT_SECONDS: u16 = 5;

@@ -10,21 +10,59 @@ use lapin::options::{
 use lapin::types::{FieldTable, ShortString};
 use lapin::{Channel, Connection, Consumer, ExchangeKind};
 use postroom::{Received, Subscription, Unavailable, redact_url};
+use serde::Deserialize;
 use tokio::sync::Mutex;
 
 use super::{connect, properties};
 
-/// What to receive, and from where.
-#[derive(Clone)]
+/// What to receive, and from where; `[inboxes.from]` with `kind = "rabbitmq"`.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RabbitmqSubscriptionOptions {
     /// `amqp://` or `amqps://` URL.
     pub url: String,
     /// The queue; durable.
     pub queue: String,
-    /// Declare the queue and bind it to these exchanges and routing keys; none: it must be there already.
-    pub bind: Vec<(String, String)>,
-    /// Most deliveries handed out and not settled.
+    /// Declare the queue and bind it so; none: it must be there already.
+    #[serde(default)]
+    pub bind: Vec<Binding>,
+    /// Most deliveries handed out and not settled; 1000.
+    #[serde(default = "default_prefetch")]
     pub prefetch: u16,
+}
+
+/// What a queue gets: messages of a topic exchange whose routing keys fit.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Binding {
+    /// The exchange; declared if it is not there.
+    pub exchange: String,
+    /// The pattern of routing keys, such as `orders.#`.
+    pub routing_key: String,
+}
+
+impl Binding {
+    /// A binding to a topic exchange.
+    pub fn new(exchange: impl Into<String>, routing_key: impl Into<String>) -> Self {
+        Self { exchange: exchange.into(), routing_key: routing_key.into() }
+    }
+}
+
+fn default_prefetch() -> u16 {
+    1000
+}
+
+impl RabbitmqSubscriptionOptions {
+    pub(crate) const KEYS: &'static [&'static str] = &["kind", "url", "queue", "bind", "prefetch"];
+}
+
+impl std::fmt::Debug for RabbitmqSubscriptionOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RabbitmqSubscriptionOptions")
+            .field("url", &redact_url(&self.url))
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Receives from one queue.
@@ -78,7 +116,7 @@ impl RabbitmqSubscription {
         let passive = self.options.bind.is_empty();
         let declare = QueueDeclareOptions { durable: true, passive, ..Default::default() };
         channel.queue_declare(queue.clone(), declare, FieldTable::default()).await?;
-        for (exchange, routing_key) in &self.options.bind {
+        for Binding { exchange, routing_key } in &self.options.bind {
             let exchange = ShortString::from(exchange.as_str());
             let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
             channel.exchange_declare(exchange.clone(), ExchangeKind::Topic, durable, FieldTable::default()).await?;

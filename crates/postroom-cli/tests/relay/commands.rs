@@ -8,7 +8,7 @@ use postroom_testkit::services::ports;
 use postroom_testkit::surroundings;
 use serde_json::Value;
 
-fn postroom(arguments: &[&str]) -> Output {
+pub fn postroom(arguments: &[&str]) -> Output {
     Command::new(surroundings::postroom_binary())
         .args(arguments)
         .env_remove("POSTROOM_STORE_URL")
@@ -17,11 +17,11 @@ fn postroom(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-fn text(bytes: &[u8]) -> String {
+pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn json(output: &Output) -> Value {
+pub fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", text(&output.stdout)))
 }
 

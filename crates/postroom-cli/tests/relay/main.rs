@@ -8,6 +8,7 @@ mod example;
 mod many;
 mod outages;
 mod poison;
+mod receiving;
 mod rig;
 mod stops;
 mod unroutable;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{Consumer, Message, MessageId};
-use postroom_brokers::rabbitmq::{RabbitmqSubscription, RabbitmqSubscriptionOptions};
+use postroom_brokers::rabbitmq::{Binding, RabbitmqSubscription, RabbitmqSubscriptionOptions};
 use postroom_consumer::{Handle, HandlerError, Handlers, Incoming, ReceiveCounters, Receiver};
 use postroom_postgres::{Connector, Postgres, PostgresSession, migrate, status};
 use postroom_testkit::chance::Chance;
@@ -135,7 +135,7 @@ impl Rig {
         let options = RabbitmqSubscriptionOptions {
             url: self.rabbitmq.clone(),
             queue: queue.clone(),
-            bind: vec![(self.exchange.clone(), "orders.#".to_owned())],
+            bind: vec![Binding::new(&self.exchange, "orders.#")],
             prefetch: 500,
         };
         let handlers = Handlers::new().on_decoded("order.placed", |message| Ok(message.clone()), CountsEffects);

@@ -4,6 +4,7 @@
 
 mod failures;
 mod once;
+mod processes;
 mod setup;
 mod sqlite;
 mod taken;

@@ -51,6 +51,7 @@ impl Handle<Postgres, String> for DoesAsTold {
             "fail twice" if told.attempts < 2 => return failed("told to fail twice"),
             "reject" => return Err(HandlerError::reject("told to reject")),
             "panic" => panic!("told to panic"),
+            "abort" => std::process::abort(),
             "hang" => std::future::pending().await,
             "hang in the database" => {
                 tx.execute("select pg_sleep(3600)", &[]).await?;
@@ -91,7 +92,15 @@ pub fn receiver(
     subscription: impl Subscription + 'static,
     handlers: Handlers<Postgres>,
 ) -> Receiver<Postgres> {
-    let connector = Connector::new(database.url()).unwrap();
+    receiver_on(database.url(), subscription, handlers)
+}
+
+pub fn receiver_on(
+    url: &str,
+    subscription: impl Subscription + 'static,
+    handlers: Handlers<Postgres>,
+) -> Receiver<Postgres> {
+    let connector = Connector::new(url).unwrap();
     let open = move || PostgresSession::new(connector.clone());
     let consumer = Consumer::new("totals").unwrap();
     Receiver::new(Arc::new(subscription), consumer, handlers, open)

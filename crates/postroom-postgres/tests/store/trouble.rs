@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use postroom::{Cause, DeadFilter, Deed, KeyDeed, MessageId, Outcome, Report, Source, Want};
+use postroom::{Cause, DeadFilter, Deed, KeyDeed, MessageId, Outcome, Report, Side, Source, Want};
 use postroom_postgres::{LogSource, act_on_key, dead_letters, discard_dead, retry_dead, waiting_keys, whereabouts};
 use postroom_testkit::postgres::Database;
 
@@ -66,11 +66,14 @@ async fn a_key_blocked_over_its_dead_message_waits_for_the_operator() {
                 [&ids[1..], &fourth].concat()
             }
             "retry" => {
-                assert_eq!(retry_dead(&connector(&database), &filter, 10, &deed()).await.unwrap().len(), 1);
+                assert_eq!(retry_dead(&connector(&database), Side::Out, &filter, 10, &deed()).await.unwrap().len(), 1);
                 [&ids[..], &fourth].concat()
             }
             _ => {
-                assert_eq!(discard_dead(&connector(&database), &filter, 10, &deed()).await.unwrap().len(), 1);
+                assert_eq!(
+                    discard_dead(&connector(&database), Side::Out, &filter, 10, &deed()).await.unwrap().len(),
+                    1
+                );
                 [&ids[1..], &fourth].concat()
             }
         };
@@ -85,7 +88,7 @@ async fn a_key_blocked_over_its_dead_message_waits_for_the_operator() {
         }
         assert_eq!(found, expected, "{way}");
         assert!(waiting_keys(&connector(&database), None, 10).await.unwrap().is_empty());
-        let left = dead_letters(&connector(&database), &DeadFilter::default(), 10).await.unwrap();
+        let left = dead_letters(&connector(&database), Side::Out, &DeadFilter::default(), 10).await.unwrap();
         assert_eq!(left.len(), usize::from(way == "skip"), "I6");
         enqueue(&client, Some("a"), 1).await;
         assert!(!claim_all(&source).await[0].behind, "the key is free again");
@@ -135,10 +138,9 @@ async fn a_dead_letter_given_back_while_the_relay_records_about_its_key_is_not_f
     tx.execute("delete from postroom.parked where route = $1", &[&ROUTE]).await.unwrap();
     tx.execute(include_str!("../../src/sql/promote.sql"), &[&ROUTE, &vec!["a"]]).await.unwrap();
     let connector_of_operator = connector(&database);
-    let operator =
-        tokio::spawn(
-            async move { retry_dead(&connector_of_operator, &DeadFilter::default(), 10, &deed()).await.unwrap() },
-        );
+    let operator = tokio::spawn(async move {
+        retry_dead(&connector_of_operator, Side::Out, &DeadFilter::default(), 10, &deed()).await.unwrap()
+    });
     // The signal: the operator waits for a lock, or is through already.
     let waits =
         "select count(*) > 0 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
@@ -162,9 +164,9 @@ async fn a_dead_letter_that_its_relay_has_not_passed_cannot_be_discarded() {
     let claimed = claim_all(&source).await;
     source.settle(&[settled(claimed[1].token, dead(false))]).await.unwrap();
     let everything = DeadFilter::default();
-    assert!(discard_dead(&connector(&database), &everything, 10, &deed()).await.unwrap().is_empty());
+    assert!(discard_dead(&connector(&database), Side::Out, &everything, 10, &deed()).await.unwrap().is_empty());
     source.settle(&done([claimed[0].token])).await.unwrap();
-    assert_eq!(discard_dead(&connector(&database), &everything, 10, &deed()).await.unwrap().len(), 1);
+    assert_eq!(discard_dead(&connector(&database), Side::Out, &everything, 10, &deed()).await.unwrap().len(), 1);
     client.batch_execute("update postroom.lanes set expires_at = '-infinity'").await.unwrap();
     let another = crate::setup::source(&database, "another").await;
     assert!(claim_all(&another).await.is_empty(), "a discarded message does not come back");
@@ -186,7 +188,7 @@ async fn the_failures_of_a_message_are_kept_with_it() {
     }
     let claimed = claim_all(&source).await;
     source.settle(&[settled(claimed[0].token, dead(false))]).await.unwrap();
-    let letter = &dead_letters(&connector(&database), &DeadFilter::default(), 10).await.unwrap()[0];
+    let letter = &dead_letters(&connector(&database), Side::Out, &DeadFilter::default(), 10).await.unwrap()[0];
     assert_eq!(letter.history.len(), 32);
     assert_eq!(letter.history[30].error, "failure 39");
     assert_eq!(letter.history[31].error, "no");
@@ -391,9 +393,15 @@ async fn a_route_without_order_parks_messages_alone() {
     let claimed = claim_all(&source).await;
     let buried: Vec<_> = claimed.iter().map(|delivery| settled(delivery.token, dead(false))).collect();
     source.settle(&buried).await.unwrap();
-    assert_eq!(retry_dead(&connector(&database), &DeadFilter::default(), 2, &deed()).await.unwrap().len(), 2);
+    assert_eq!(
+        retry_dead(&connector(&database), Side::Out, &DeadFilter::default(), 2, &deed()).await.unwrap().len(),
+        2
+    );
     let first = claim_all(&source).await;
-    assert_eq!(retry_dead(&connector(&database), &DeadFilter::default(), 10, &deed()).await.unwrap().len(), 3);
+    assert_eq!(
+        retry_dead(&connector(&database), Side::Out, &DeadFilter::default(), 10, &deed()).await.unwrap().len(),
+        3
+    );
     source.settle(&done(first.iter().map(|delivery| delivery.token))).await.unwrap();
     let mut found = first.len();
     while let late @ 1.. = drain(&source).await.len() {

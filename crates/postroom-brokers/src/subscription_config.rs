@@ -1,0 +1,53 @@
+//! The one list of brokers that a configuration file can receive from.
+
+use std::sync::Arc;
+
+use postroom::Subscription;
+use serde::Deserialize;
+
+#[cfg(feature = "rabbitmq")]
+use crate::rabbitmq;
+
+/// Where an inbox gets its messages: the `[inboxes.from]` section, told apart by `kind`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum SubscriptionConfig {
+    /// RabbitMQ.
+    #[cfg(feature = "rabbitmq")]
+    Rabbitmq(rabbitmq::RabbitmqSubscriptionOptions),
+}
+
+impl SubscriptionConfig {
+    /// Names that `kind` may have.
+    pub const KINDS: &'static [&'static str] = &[
+        #[cfg(feature = "rabbitmq")]
+        "rabbitmq",
+    ];
+
+    /// Keys of the section of one kind, for suggestions.
+    pub fn keys(kind: &str) -> &'static [&'static str] {
+        match kind {
+            #[cfg(feature = "rabbitmq")]
+            "rabbitmq" => rabbitmq::RabbitmqSubscriptionOptions::KEYS,
+            _ => &[],
+        }
+    }
+
+    /// Constructs the subscription; it connects with the first `receive`.
+    pub fn open(&self) -> Arc<dyn Subscription> {
+        match self {
+            #[cfg(feature = "rabbitmq")]
+            Self::Rabbitmq(options) => Arc::new(rabbitmq::RabbitmqSubscription::new(options.clone())),
+        }
+    }
+
+    /// What it is, with secrets redacted.
+    pub fn shown(&self) -> String {
+        match self {
+            #[cfg(feature = "rabbitmq")]
+            Self::Rabbitmq(options) => {
+                format!("queue {:?} of rabbitmq {}", options.queue, postroom::redact_url(&options.url))
+            }
+        }
+    }
+}

@@ -1,0 +1,19 @@
+-- Moves dead letters of consumption back to the messages that wait, behind those of their key, with all their attempts before
+-- them. $1 consumers, $2 seqs; parallel arrays.
+with gone as (
+    delete from postroom.dead_consume d
+     using unnest($1::text[], $2::bigint[]) as c (consumer, seq)
+     where d.consumer = c.consumer and d.seq = c.seq
+    returning d.*
+)
+insert into postroom.inbox_messages as m
+       (consumer, message_id, ordering_key, last_error, history, topic, type, payload, key, routing_key, content_type, headers,
+        tenant_id, aggregate_type, aggregate_id, aggregate_version, occurred_at)
+select consumer, message_id, ordering_key, error, history, topic, type, payload, key, routing_key, content_type, headers,
+       tenant_id, aggregate_type, aggregate_id, aggregate_version, occurred_at
+  from gone order by seq
+    -- Its row may still wait to be swept away.
+    on conflict (consumer, message_id) do update
+       set state = 'new', due_at = clock_timestamp(), attempts = 0, claims = 0, payload = excluded.payload,
+           last_error = excluded.last_error, history = excluded.history
+     where m.state = 'done'
