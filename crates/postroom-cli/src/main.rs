@@ -10,14 +10,13 @@ mod migrate;
 mod run;
 mod status;
 mod store;
+mod telemetry;
 mod why;
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
 
 use crate::exit::Failure;
 
@@ -81,18 +80,14 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::OK });
         }
     };
-    // The AMQP client logs returned messages with their payload, which never goes into logs; its errors are reported by us.
     // The demo tells its story on the screen; the outage that it makes itself needs no warning beside it.
     let usual = if matches!(cli.command, Command::Demo(_)) {
         "error"
     } else {
         "warn,postroom=info,postroom_relay=info,postroom_consumer=info"
     };
-    let filter = EnvFilter::try_from_env("POSTROOM_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
-    let filter = "lapin=off".parse().into_iter().fold(filter, EnvFilter::add_directive);
-    let colours = std::io::stderr().is_terminal();
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    logs.with_target(false).with_ansi(colours).init();
+    // Dropped after the runtime: it sends what is left.
+    let _telemetry = telemetry::start(usual);
 
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

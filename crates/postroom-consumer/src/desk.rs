@@ -6,92 +6,26 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use postroom::{
-    Admitted, Cause, Consumer, ConsumerStore, Keep, Message, RetryPolicy, Session, Settle, StoreError, Waiting,
-    crash_point, tidy_reason,
+    Admitted, Cause, ConsumerStore, Keep, Message, MessageId, Session, Settle, StoreError, Waiting, crash_point,
+    fingerprint, tidy_reason,
 };
-use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio::time::error::Elapsed;
 
-use crate::handler::{HandlerError, OutOfOrder, Stale, chain};
-use crate::handlers::{Handlers, Unknown};
+use crate::apply::{End, Fate, Trouble, apply, sorted, span};
+use crate::handler::{HandlerError, chain};
+use crate::handlers::Answer;
 use crate::queue::Arrival;
-use crate::versions::{Gap, Turn, gap, turn};
+use crate::shared::{Held, Hold, Shared};
 
 /// Runs again at once behind locks and serialization failures; then the message waits in the store.
 const AGAIN_IN_PLACE: u32 = 5;
 const AGAIN_FIRST: Duration = Duration::from_millis(20);
 const AGAIN_CAP: Duration = Duration::from_secs(5);
+/// What the store is asked outside of handlers takes no longer than this unless it hangs.
+const STORE_PATIENCE: Duration = Duration::from_secs(30);
 /// A batch that takes longer is undone, and its messages go one by one.
 const BATCH_PATIENCE: Duration = Duration::from_secs(1);
-
-/// What became of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
-    Applied,
-    Merged,
-    /// Older than what was handled, by choice without effect.
-    Ignored,
-    /// Older than what was handled; the compensation has it.
-    Compensated,
-    Duplicate,
-    /// Of a type that nobody handles, by choice without effect.
-    Unknown,
-    /// It waits in the store behind another of its key.
-    Kept,
-    /// It waits in the store for an earlier version.
-    Early,
-    /// It failed and waits in the store.
-    Retried,
-    Dead,
-    /// Another worker has it now.
-    Lost,
-    /// Nothing became of it; the broker is to deliver it again.
-    Requeue,
-    /// Of a type that nobody handles, which stops the receiver.
-    Refused,
-}
-
-/// What became of a message, and how many versions were found missing on the way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct End {
-    pub fate: Fate,
-    pub missing: u64,
-}
-
-impl From<Fate> for End {
-    fn from(fate: Fate) -> Self {
-        Self { fate, missing: 0 }
-    }
-}
-
-/// What all workers of a receiver share.
-pub(crate) struct Shared<F: ConsumerStore> {
-    pub consumer: Consumer,
-    pub owner: String,
-    pub handlers: Handlers<F>,
-    pub retry: RetryPolicy,
-    pub timeout: Duration,
-    pub lease: Duration,
-    /// Messages are kept for an application that takes them from the store; no handler is asked.
-    pub keeps_all: bool,
-    pub open: Box<dyn Fn() -> Box<dyn Session<F>> + Send + Sync>,
-    pub stopping: watch::Receiver<bool>,
-}
-
-/// Why a script did not end.
-enum Trouble {
-    /// The store could not do it now; it says nothing about any message.
-    Store(StoreError),
-    /// The message at this place.
-    Message(HandlerError),
-    /// The type of a message that stops the receiver.
-    Refused,
-}
-
-impl From<StoreError> for Trouble {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
-}
 
 /// One worker's end of the store.
 pub(crate) struct Desk<F: ConsumerStore> {
@@ -110,151 +44,225 @@ impl<F: ConsumerStore> Desk<F> {
         let messages: Vec<Arc<Message>> =
             batch.iter().map(|arrival| Arc::new(arrival.received.message.clone())).collect();
         let limit = BATCH_PATIENCE.min(self.shared.timeout);
-        let ended = guarded(limit, self.fresh(&messages)).await;
-        match self.sound(ended) {
-            Ok(ends) => Some(ends),
-            Err(Trouble::Store(error)) => {
-                tracing::debug!("a batch goes one by one: {}", chain(&error));
-                None
+        let ended = patient(limit, self.fresh(&messages, limit)).await;
+        let ended = self.sound(ended);
+        match &ended {
+            Err(Trouble::Store(error) | Trouble::Begun(error)) => {
+                tracing::debug!("a batch goes one by one: {}", chain(error));
             }
-            Err(Trouble::Message(error)) => {
-                tracing::debug!("a batch goes one by one: {error}");
-                None
-            }
-            Err(Trouble::Refused) => None,
+            Err(Trouble::Message(error)) => tracing::debug!("a batch goes one by one: {error}"),
+            _ => {}
         }
+        ended.ok()
     }
 
     /// Handles one message until something is committed about it, or the receiver stops.
     pub async fn single(&mut self, arrival: &Arrival) -> End {
         let message = Arc::new(arrival.received.message.clone());
-        let mut tries = 0;
+        let mut tries = Tries::default();
         loop {
-            let handled = if arrival.careful {
-                match self.charge(&message).await {
-                    Ok(Ok(waiting)) => return self.waiting(waiting).await,
+            let ended = if arrival.careful {
+                let charged = patient(Duration::ZERO, self.charge(&message)).await;
+                match self.sound(charged) {
+                    Ok(Ok(held)) => return self.waiting(held).await,
                     Ok(Err(fate)) => Ok(fate.into()),
-                    Err(error) => Err(Trouble::Store(error)),
+                    Err(trouble) => Err(trouble),
                 }
             } else {
-                let one = std::slice::from_ref(&message);
-                let ended = guarded(self.shared.timeout, self.fresh(one)).await;
+                let limit = self.shared.timeout;
+                let ended = patient(limit, self.fresh(std::slice::from_ref(&message), limit)).await;
                 self.sound(ended).map(|ends| ends.first().copied().unwrap_or(Fate::Requeue.into()))
             };
-            let (after, attempts, failure) = match handled {
+            let trouble = match ended {
                 Ok(end) => return end,
-                Err(Trouble::Refused) => return Fate::Refused.into(),
-                Err(Trouble::Store(error)) => {
-                    tries += 1;
-                    self.say_again(&message, &error);
-                    if tries <= AGAIN_IN_PLACE || !matches!(error, StoreError::Busy { .. }) {
-                        if self.stopped_within(again_after(tries)).await {
-                            return Fate::Requeue.into();
-                        }
-                        continue;
-                    }
-                    (AGAIN_CAP, 0, HandlerError::Again(error.into()))
-                }
-                Err(Trouble::Message(failure)) => (Duration::ZERO, 1, failure),
+                Err(trouble) => trouble,
             };
-            let settle = self.judged(&message, 0, attempts, after, failure);
+            let settle = match self.judged(&message, 0, &mut tries, trouble).await {
+                Judged::Again => continue,
+                Judged::Stopped => return Fate::Requeue.into(),
+                Judged::Refused => return Fate::Refused.into(),
+                Judged::Settle(settle) => settle,
+            };
             return self.insist(&message, None, &settle).await.into();
         }
     }
 
     /// Handles one message that waited in the store, until something is committed about it or the receiver stops.
-    pub async fn waiting(&mut self, waiting: Waiting) -> End {
+    pub async fn waiting(&mut self, held: Held<F>) -> End {
+        let waiting = &held.waiting;
         let message = Arc::new(waiting.message.clone());
-        let mut tries = 0;
+        let mut tries = Tries::default();
+        let mut answer = None;
         let settle = loop {
-            let ended = guarded(self.shared.timeout, self.claimed(&waiting, &message)).await;
-            match self.sound(ended) {
+            let limit = self.shared.timeout;
+            let ended = patient(limit, self.claimed(waiting, &message, answer.as_ref(), limit)).await;
+            let trouble = match self.sound(ended) {
                 Ok(end) => return end,
-                Err(Trouble::Refused) => {
-                    self.insist(&message, Some(&waiting), &Settle::GivenBack).await;
+                Err(Trouble::Call) => {
+                    // Kept for all tries: what was answered once is not asked for again because the store is away.
+                    match self.call(&message, waiting.attempts).await {
+                        Ok(answered) => {
+                            answer = Some(answered);
+                            continue;
+                        }
+                        Err(trouble) => trouble,
+                    }
+                }
+                Err(trouble) => trouble,
+            };
+            match self.judged(&message, waiting.attempts, &mut tries, trouble).await {
+                Judged::Again => {}
+                Judged::Stopped => break Settle::GivenBack,
+                Judged::Refused => {
+                    self.insist(&message, Some(waiting), &Settle::GivenBack).await;
                     return Fate::Refused.into();
                 }
-                Err(Trouble::Store(error)) => {
-                    tries += 1;
-                    self.say_again(&message, &error);
-                    if tries <= AGAIN_IN_PLACE || !matches!(error, StoreError::Busy { .. }) {
-                        if self.stopped_within(again_after(tries)).await {
-                            // Its claim lapses, and it is taken again.
-                            return Fate::Lost.into();
-                        }
-                        continue;
-                    }
-                    let error = HandlerError::Again(error.into());
-                    break self.judged(&message, waiting.attempts, waiting.attempts, AGAIN_CAP, error);
-                }
-                Err(Trouble::Message(failure)) => {
-                    let burned = waiting.attempts.saturating_add(1);
-                    break self.judged(&message, waiting.attempts, burned, Duration::ZERO, failure);
-                }
+                Judged::Settle(settle) => break settle,
             }
         };
-        self.insist(&message, Some(&waiting), &settle).await.into()
+        self.insist(&message, Some(waiting), &settle).await.into()
     }
 
     /// Takes what is due; of those that may have killed who had them, one.
-    pub async fn take(&mut self, max: usize, claims_max: u32, suspect: u32) -> Result<Vec<Waiting>, StoreError> {
+    pub async fn take(&mut self, max: usize, claims_max: u32, suspect: u32) -> Result<Vec<Held<F>>, StoreError> {
         let shared = self.shared.clone();
-        let mut tx = self.session.begin().await?;
-        let taken = F::take(&mut tx, &shared.consumer, &shared.owner, max, shared.lease, claims_max).await?;
-        F::commit(tx).await?;
-        let (mut suspects, mut others): (Vec<_>, Vec<_>) =
-            taken.into_iter().partition(|waiting| waiting.claims >= suspect);
-        for waiting in suspects.split_off(suspects.len().min(1)) {
-            self.give_back(&waiting).await;
+        let taken = patient(Duration::ZERO, async {
+            let mut tx = self.session.begin().await?;
+            let taken = F::take(&mut tx, &shared.consumer, &shared.owner, max, shared.lease, claims_max).await?;
+            F::commit(tx).await?;
+            Ok(taken)
+        });
+        let taken = taken.await;
+        let (mut suspects, others): (Vec<_>, Vec<_>) =
+            self.whole(taken)?.into_iter().partition(|waiting| waiting.claims >= suspect);
+        let mut held: Vec<Held<F>> =
+            others.into_iter().chain(suspects.pop()).map(|waiting| self.hold(waiting)).collect();
+        for waiting in suspects {
+            self.give_back(waiting.message.id, waiting.claim).await;
         }
-        others.append(&mut suspects);
-        Ok(others)
+        // The suspect is the last one.
+        held.sort_by_key(|held| held.waiting.claims >= suspect);
+        Ok(held)
     }
 
-    /// Renews the claims of this receiver.
+    fn hold(&self, waiting: Waiting) -> Held<F> {
+        Held { _hold: Hold::on(&self.shared, &waiting), waiting }
+    }
+
+    /// Renews the claims in hand.
     pub async fn renew(&mut self) {
         let shared = self.shared.clone();
-        let renewed = async {
+        let claims = shared.in_hand();
+        let renewed = patient(Duration::ZERO, async {
             let mut tx = self.session.begin().await?;
-            F::renew(&mut tx, &shared.consumer, &shared.owner, shared.lease).await?;
+            F::renew(&mut tx, &shared.consumer, &claims, shared.lease).await?;
             F::commit(tx).await
-        };
-        match tokio::time::timeout(shared.lease, renewed).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!("failed to renew the claims of waiting messages: {}", chain(&error)),
-            Err(_) => self.session = (shared.open)(),
+        });
+        let renewed = renewed.await;
+        if let Err(error) = self.whole(renewed) {
+            tracing::warn!("failed to renew the claims of waiting messages: {}", chain(&error));
         }
     }
 
-    /// Gives a claimed message back before anything of it was begun.
-    pub async fn give_back(&mut self, waiting: &Waiting) {
-        // One that cannot be given back lapses.
-        let _ = self.settle(waiting, &Settle::GivenBack).await;
+    /// Gives a claimed message back before anything of it was begun. One that cannot be given back lapses.
+    pub async fn give_back(&mut self, id: MessageId, claim: i64) {
+        let given = patient(Duration::ZERO, self.settle(id, claim, &Settle::GivenBack)).await;
+        let _ = self.whole(given);
     }
 
-    /// What becomes of a failed message. `attempts` are those burned now, `before` those before it.
-    fn judged(&self, message: &Message, before: u32, attempts: u32, after: Duration, failure: HandlerError) -> Settle {
-        let (id, kind) = (message.id, message.kind.as_str());
+    /// A script without a handler: one that hung costs the session.
+    fn whole<T>(&mut self, ended: Result<Result<T, StoreError>, Elapsed>) -> Result<T, StoreError> {
+        match ended {
+            Ok(result) => result,
+            Err(elapsed) => {
+                self.session = (self.shared.open)();
+                Err(StoreError::Unavailable { what: "hear from the store", source: elapsed.into() })
+            }
+        }
+    }
+
+    /// A script: one that hung, or whose handler hung or panicked, costs the session.
+    fn sound<T>(&mut self, ended: Result<Result<T, Trouble>, Elapsed>) -> Result<T, Trouble> {
+        let trouble = match ended {
+            Ok(Err(Trouble::Hung(said))) => Trouble::Message(HandlerError::Again(said.into())),
+            Ok(result) => return result,
+            Err(elapsed) => {
+                Trouble::Begun(StoreError::Unavailable { what: "hear from the store", source: elapsed.into() })
+            }
+        };
+        // Dropping the session ends its transaction, and cancels what the server is doing for it.
+        self.session = (self.shared.open)();
+        Err(trouble)
+    }
+
+    /// What follows from trouble with a message; `before` attempts were burned before. Waits where it is to be tried again
+    /// in its place.
+    async fn judged(&mut self, message: &Message, before: u32, tries: &mut Tries, trouble: Trouble) -> Judged {
+        let failure = match trouble {
+            Trouble::Refused => return Judged::Refused,
+            Trouble::Message(failure) => failure,
+            // Not reached: `sound` and `waiting` have dealt with them.
+            Trouble::Hung(said) => HandlerError::Again(said.into()),
+            Trouble::Call => HandlerError::Again("the call was not made".into()),
+            Trouble::Store(error) | Trouble::Begun(error) if matches!(error, StoreError::Busy { .. }) => {
+                tries.busy += 1;
+                if tries.busy <= AGAIN_IN_PLACE {
+                    return self.again(message, &error, tries.busy).await;
+                }
+                // Somebody holds a lock for long: others have the worker meanwhile. No attempt is burned.
+                let error = tidy_reason(chain(&error));
+                return Judged::Settle(Settle::Retry { after: AGAIN_CAP, attempts: before, error });
+            }
+            Trouble::Begun(error) => {
+                tries.begun += 1;
+                if tries.begun <= AGAIN_IN_PLACE {
+                    return self.again(message, &error, tries.begun).await;
+                }
+                // The store goes away whenever this message is handled.
+                HandlerError::Again(error.into())
+            }
+            Trouble::Store(error) => {
+                tries.away += 1;
+                return self.again(message, &error, tries.away).await;
+            }
+        };
+        Judged::Settle(self.failed(message, before.saturating_add(1), failure))
+    }
+
+    async fn again(&mut self, message: &Message, error: &StoreError, tries: u32) -> Judged {
+        self.say_again(message, error);
+        if self.stopped_within(again_after(tries)).await { Judged::Stopped } else { Judged::Again }
+    }
+
+    /// What becomes of a failed message; `attempts` counts this one.
+    fn failed(&self, message: &Message, attempts: u32, failure: HandlerError) -> Settle {
         let error = tidy_reason(failure.to_string());
+        let retry = &self.shared.retry;
         let settle = match failure {
             HandlerError::Reject(_) => Settle::Dead { attempts, cause: Cause::Permanent, error },
-            HandlerError::Again(_) if attempts > before => {
-                let retry = &self.shared.retry;
-                if attempts >= retry.attempts_max_of(&message.topic, kind) {
-                    Settle::Dead { attempts, cause: Cause::Exhausted, error }
-                } else {
-                    let chance = chance_of(message, attempts);
-                    Settle::Retry { after: retry.wait(attempts, chance).max(after), attempts, error }
-                }
+            HandlerError::Again(_) if attempts >= retry.attempts_max_of(&message.topic, &message.kind) => {
+                Settle::Dead { attempts, cause: Cause::Exhausted, error }
             }
-            HandlerError::Again(_) => Settle::Retry { after, attempts, error },
+            HandlerError::Again(_) => {
+                Settle::Retry { after: retry.wait(attempts, chance_of(message, attempts)), attempts, error }
+            }
         };
         match &settle {
             Settle::Dead { cause, error, .. } => {
-                tracing::error!(%id, kind, attempts, cause = cause.as_str(), "a message cannot be handled: {error}");
+                tracing::error!(
+                    consumer = %self.shared.consumer, id = %message.id, topic = message.topic, r#type = message.kind,
+                    tenant = message.tenant_id, aggregate_type = message.aggregate_type, aggregate = message.aggregate_id,
+                    version = message.aggregate_version, attempts, payload = %fingerprint(message), cause = cause.as_str(),
+                    "a message cannot be handled: {error}"
+                );
             }
             Settle::Retry { after, error, .. } => {
-                tracing::warn!(%id, kind, attempts, "failed to handle a message, trying again in {after:?}: {error}");
+                tracing::warn!(
+                    consumer = %self.shared.consumer, id = %message.id, topic = message.topic, r#type = message.kind,
+                    tenant = message.tenant_id, aggregate_type = message.aggregate_type, aggregate = message.aggregate_id,
+                    version = message.aggregate_version, attempts, payload = %fingerprint(message),
+                    "failed to handle a message, trying again in {after:?}: {error}"
+                );
             }
             _ => {}
         }
@@ -275,10 +283,10 @@ impl<F: ConsumerStore> Desk<F> {
         let mut tries = 0;
         loop {
             let written = match waiting {
-                Some(waiting) => self.settle(waiting, settle).await,
-                None => self.keep_and_settle(message, settle).await,
+                Some(waiting) => patient(Duration::ZERO, self.settle(waiting.message.id, waiting.claim, settle)).await,
+                None => patient(Duration::ZERO, self.keep_and_settle(message, settle)).await,
             };
-            match written {
+            match self.whole(written) {
                 Ok(fate) => return fate,
                 Err(error) => {
                     tries += 1;
@@ -297,22 +305,14 @@ impl<F: ConsumerStore> Desk<F> {
         tokio::time::timeout(wait, stopping.wait_for(|stopping| *stopping)).await.is_ok()
     }
 
-    /// A handler that hung or panicked costs the connection, and counts as a failed attempt.
-    fn sound<T>(&mut self, ended: Result<Result<T, Trouble>, String>) -> Result<T, Trouble> {
-        ended.unwrap_or_else(|failure| {
-            // Dropping the session ends its transaction, and cancels what the server is doing for it.
-            self.session = (self.shared.open)();
-            Err(Trouble::Message(HandlerError::Again(failure.into())))
-        })
-    }
-
-    /// Messages from the broker, in one transaction.
-    async fn fresh(&mut self, messages: &[Arc<Message>]) -> Result<Vec<End>, Trouble> {
+    /// Messages from the broker, in one transaction; their handlers have so long together.
+    async fn fresh(&mut self, messages: &[Arc<Message>], limit: Duration) -> Result<Vec<End>, Trouble> {
         let shared = &self.shared;
         let mut tx = self.session.begin().await?;
         let arrivals: Vec<_> =
             messages.iter().map(|message| (message.id, message.ordering_key().map(str::to_owned))).collect();
         let admitted = F::admit(&mut tx, &shared.consumer, &arrivals).await?;
+        let deadline = Instant::now() + limit;
         let mut ends: Vec<End> = Vec::with_capacity(messages.len());
         let mut kept = Vec::new();
         for (message, admitted) in messages.iter().zip(admitted) {
@@ -327,26 +327,30 @@ impl<F: ConsumerStore> Desk<F> {
                     Fate::Kept.into()
                 }
                 Admitted::New => {
-                    let (end, early) = apply(shared, &mut tx, message, 0, false, None).await?;
+                    let applied = apply(shared, &mut tx, message, 0, false, None);
+                    let (end, early) = guarded(deadline, limit, applied).await.map_err(Trouble::begun)?;
                     if let Some(window) = early {
                         let keep = Keep::Early { window };
-                        F::keep(&mut tx, &shared.consumer, std::slice::from_ref(message.as_ref()), keep).await?;
+                        F::keep(&mut tx, &shared.consumer, std::slice::from_ref(message.as_ref()), keep)
+                            .await
+                            .map_err(|error| Trouble::Store(error).begun())?;
                     }
                     end
                 }
             });
         }
+        let begun = |error| Trouble::Store(error).begun();
         if !kept.is_empty() {
             F::keep(&mut tx, &shared.consumer, &kept, Keep::Ready).await?;
         }
         crash_point("consume.effect");
-        F::commit(tx).await?;
+        F::commit(tx).await.map_err(begun)?;
         crash_point("consume.committed");
         Ok(ends)
     }
 
     /// Commits that a message is begun: it is kept in the store, claimed by this worker.
-    async fn charge(&mut self, message: &Arc<Message>) -> Result<Result<Waiting, Fate>, StoreError> {
+    async fn charge(&mut self, message: &Arc<Message>) -> Result<Result<Held<F>, Fate>, Trouble> {
         let shared = &self.shared;
         let mut tx = self.session.begin().await?;
         let arrival = [(message.id, message.ordering_key().map(str::to_owned))];
@@ -359,7 +363,7 @@ impl<F: ConsumerStore> Desk<F> {
                 F::commit(tx).await?;
                 crash_point("consume.charged");
                 let message = Message::clone(message);
-                Ok(Ok(Waiting { claim, claims: 1, attempts: 0, window_over: false, message }))
+                Ok(Ok(self.hold(Waiting { claim, claims: 1, attempts: 0, window_over: false, message })))
             }
             Some(Admitted::Behind) => {
                 F::keep(&mut tx, &shared.consumer, one, Keep::Ready).await?;
@@ -371,24 +375,45 @@ impl<F: ConsumerStore> Desk<F> {
     }
 
     /// A message that waited in the store: its effect and its end in one transaction.
-    async fn claimed(&mut self, waiting: &Waiting, message: &Arc<Message>) -> Result<End, Trouble> {
+    async fn claimed(
+        &mut self,
+        waiting: &Waiting,
+        message: &Arc<Message>,
+        answer: Option<&Answer>,
+        limit: Duration,
+    ) -> Result<End, Trouble> {
         let shared = &self.shared;
-        let mut answer = None;
-        if let Some(handler) = shared.handlers.of(&message.kind).filter(|handler| handler.calls()) {
-            let key = format!("{}/{}", shared.consumer, message.id);
-            answer = Some(handler.call(&key, message, waiting.attempts).await.map_err(sorted::<F>)?);
-            crash_point("consume.called");
-        }
+        let begun = |error| Trouble::Store(error).begun();
         let mut tx = self.session.begin().await?;
-        let (end, early) = apply(shared, &mut tx, message, waiting.attempts, waiting.window_over, answer).await?;
+        let applied = apply(shared, &mut tx, message, waiting.attempts, waiting.window_over, answer);
+        let (end, early) = guarded(Instant::now() + limit, limit, applied).await.map_err(Trouble::begun)?;
         let settle = early.map_or(Settle::Done, |window| Settle::Early { window });
-        if !F::settle(&mut tx, &shared.consumer, message.id, waiting.claim, &settle).await? {
+        if !F::settle(&mut tx, &shared.consumer, message.id, waiting.claim, &settle).await.map_err(begun)? {
             return Ok(Fate::Lost.into());
         }
         crash_point("consume.effect");
-        F::commit(tx).await?;
+        F::commit(tx).await.map_err(begun)?;
         crash_point("consume.committed");
         Ok(end)
+    }
+
+    /// Calls the outside, with no transaction open.
+    async fn call(&mut self, message: &Arc<Message>, attempts: u32) -> Result<Answer, Trouble> {
+        let shared = &self.shared;
+        let Some(handler) = shared.handlers.of(&message.kind) else { return Err(Trouble::Refused) };
+        let key = format!("{}/{}", shared.consumer, message.id);
+        let span = span(shared, message);
+        let limit = shared.timeout;
+        let called = async {
+            let called = span.around(handler.call(&key, message, attempts)).await;
+            called.inspect_err(|error| span.failed(&error.to_string())).map_err(sorted::<F>)
+        };
+        let answer = match guarded(Instant::now() + limit, limit, called).await {
+            Err(Trouble::Hung(said)) => return Err(Trouble::Message(HandlerError::Again(said.into()))),
+            other => other.map_err(Trouble::begun)?,
+        };
+        crash_point("consume.called");
+        Ok(answer)
     }
 
     /// A message from the broker that failed: it is taken charge of and waits, or is dead.
@@ -396,8 +421,15 @@ impl<F: ConsumerStore> Desk<F> {
         let shared = &self.shared;
         let mut tx = self.session.begin().await?;
         let arrival = [(message.id, message.ordering_key().map(str::to_owned))];
-        if F::admit(&mut tx, &shared.consumer, &arrival).await?.first() == Some(&Admitted::Duplicate) {
-            return Ok(Fate::Duplicate);
+        match F::admit(&mut tx, &shared.consumer, &arrival).await?.first() {
+            Some(Admitted::Behind) if !matches!(settle, Settle::Dead { .. }) => {
+                // Its attempt is forgotten; its place is not.
+                F::keep(&mut tx, &shared.consumer, std::slice::from_ref(message), Keep::Ready).await?;
+                F::commit(tx).await?;
+                return Ok(Fate::Kept);
+            }
+            Some(Admitted::New | Admitted::Behind) => {}
+            Some(Admitted::Duplicate) | None => return Ok(Fate::Duplicate),
         }
         let keep = Keep::Claimed { owner: &shared.owner, lease: shared.lease };
         let claim = F::keep(&mut tx, &shared.consumer, std::slice::from_ref(message), keep).await?;
@@ -407,25 +439,53 @@ impl<F: ConsumerStore> Desk<F> {
         Ok(fate_of(settle))
     }
 
-    async fn settle(&mut self, waiting: &Waiting, settle: &Settle) -> Result<Fate, StoreError> {
+    async fn settle(&mut self, id: MessageId, claim: i64, settle: &Settle) -> Result<Fate, StoreError> {
         let shared = &self.shared;
         let mut tx = self.session.begin().await?;
-        let held = F::settle(&mut tx, &shared.consumer, waiting.message.id, waiting.claim, settle).await?;
+        let held = F::settle(&mut tx, &shared.consumer, id, claim, settle).await?;
         F::commit(tx).await?;
         Ok(if held { fate_of(settle) } else { Fate::Lost })
     }
 }
 
-/// Runs a script that calls handlers; the error says how one hung or panicked.
-async fn guarded<T>(limit: Duration, script: impl Future<Output = T>) -> Result<T, String> {
-    match tokio::time::timeout(limit, AssertUnwindSafe(script).catch_unwind()).await {
-        Ok(Ok(ended)) => Ok(ended),
+/// How often a message was tried in its place, and for what.
+#[derive(Default)]
+struct Tries {
+    /// Locks, deadlocks, serialization failures.
+    busy: u32,
+    /// The store went away after a handler was called.
+    begun: u32,
+    /// The store could not be reached, or refuses whatever it is asked.
+    away: u32,
+}
+
+/// What follows from trouble.
+enum Judged {
+    Again,
+    Stopped,
+    Refused,
+    Settle(Settle),
+}
+
+/// Gives a script so long for its handlers and as long again as the store may need.
+async fn patient<T>(limit: Duration, script: impl Future<Output = T>) -> Result<T, Elapsed> {
+    tokio::time::timeout(limit.saturating_add(STORE_PATIENCE), script).await
+}
+
+/// Runs what calls a handler; one that hangs or panics is told by the error.
+async fn guarded<T>(
+    deadline: Instant,
+    limit: Duration,
+    script: impl Future<Output = Result<T, Trouble>>,
+) -> Result<T, Trouble> {
+    match tokio::time::timeout_at(deadline, AssertUnwindSafe(script).catch_unwind()).await {
+        Ok(Ok(ended)) => ended,
         Ok(Err(panic)) => {
             let said = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
-            Err(format!("its handler panicked: {}", said.unwrap_or_else(|| "without a text".to_owned())))
+            Err(Trouble::Hung(format!("its handler panicked: {}", said.unwrap_or_else(|| "without a text".to_owned()))))
         }
-        Err(_) => Err(format!("its handler had not ended after {limit:?}")),
+        Err(_) => Err(Trouble::Hung(format!("its handler had not ended after {limit:?}"))),
     }
 }
 
@@ -445,81 +505,4 @@ fn again_after(tries: u32) -> Duration {
 fn chance_of(message: &Message, attempts: u32) -> f64 {
     let bits = message.id.as_uuid().as_u64_pair().1 ^ u64::from(attempts).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (bits.wrapping_mul(0xd6e8_feb8_6659_fd93) >> 11) as f64 / (1u64 << 53) as f64
-}
-
-fn sorted<F: ConsumerStore>(error: HandlerError) -> Trouble {
-    match error {
-        HandlerError::Again(error) => match F::sort(error) {
-            Ok(store) => Trouble::Store(store),
-            Err(error) => Trouble::Message(HandlerError::Again(error)),
-        },
-        rejected => Trouble::Message(rejected),
-    }
-}
-
-/// Has the effect of one message in the transaction. Also returns the window, if it is to wait for an earlier version.
-async fn apply<F: ConsumerStore>(
-    shared: &Shared<F>,
-    tx: &mut F::Tx<'_>,
-    message: &Arc<Message>,
-    attempts: u32,
-    window_over: bool,
-    answer: Option<Box<dyn std::any::Any + Send>>,
-) -> Result<(End, Option<Duration>), Trouble> {
-    let (handlers, consumer) = (&shared.handlers, &shared.consumer);
-    let mut missing = 0;
-    let mut merge_into = None;
-    let versioned = handlers.version_of(message);
-    if let Some((versions, aggregate, version)) = &versioned {
-        let last = F::version(tx, consumer, aggregate).await?;
-        match turn(*versions, last, *version, window_over) {
-            Turn::Now => {}
-            Turn::Early(window) => return Ok((Fate::Early.into(), Some(window))),
-            Turn::Stale(Stale::Ignore, _) => return Ok((Fate::Ignored.into(), None)),
-            Turn::Stale(Stale::Merge, last) => merge_into = Some(last),
-            Turn::Stale(Stale::Compensate, handled) => {
-                let late = OutOfOrder::Late { aggregate, message, handled };
-                handlers.compensate(tx, &late).await.map_err(sorted::<F>)?;
-                return Ok((Fate::Compensated.into(), None));
-            }
-            Turn::WindowOver { expected, window } => {
-                let between = F::waiting_versions(tx, consumer, aggregate, expected - 1, *version).await?;
-                match gap(expected, *version, &between) {
-                    Gap::Waits => return Ok((Fate::Early.into(), Some(window))),
-                    Gap::LetGo => {
-                        F::set_version(tx, consumer, aggregate, expected - 1).await?;
-                        return Ok((Fate::Early.into(), Some(window)));
-                    }
-                    Gap::Missing(versions) => {
-                        missing = versions.clone().count() as u64;
-                        let last_missing = *versions.end();
-                        let gap = OutOfOrder::Missing { aggregate, versions, next: message };
-                        handlers.compensate(tx, &gap).await.map_err(sorted::<F>)?;
-                        F::set_version(tx, consumer, aggregate, last_missing).await?;
-                        if last_missing + 1 != *version {
-                            return Ok((End { fate: Fate::Early, missing }, Some(window)));
-                        }
-                    }
-                }
-            }
-        }
-    }
-    let fate = match handlers.of(&message.kind) {
-        Some(handler) => {
-            handler.handle(tx, message, attempts, merge_into, answer).await.map_err(sorted::<F>)?;
-            if merge_into.is_some() { Fate::Merged } else { Fate::Applied }
-        }
-        None => match handlers.on_unknown() {
-            Unknown::Ignore => Fate::Unknown,
-            Unknown::Fail => return Err(Trouble::Refused),
-            Unknown::DeadLetter => {
-                let error = format!("no handler takes type {:?}", message.kind);
-                return Err(Trouble::Message(HandlerError::reject(error)));
-            }
-        },
-    };
-    if let Some((_, aggregate, version)) = versioned.filter(|_| merge_into.is_none()) {
-        F::set_version(tx, consumer, &aggregate, version).await?;
-    }
-    Ok((End { fate, missing }, None))
 }

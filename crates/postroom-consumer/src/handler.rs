@@ -82,13 +82,14 @@ pub trait Handle<F: Transactions, M: Send + Sync>: Send + Sync + 'static {
 #[async_trait]
 pub trait Call<F: Transactions, M: Send + Sync>: Send + Sync + 'static {
     /// What the other side said.
-    type Answer: Send + 'static;
+    type Answer: Send + Sync + 'static;
 
     /// Calls the other side. `idempotency_key` is made of consumer and message id, and the same for each attempt.
     async fn call(&self, idempotency_key: &str, incoming: &Incoming<M>) -> Result<Self::Answer, HandlerError>;
 
     /// Records the answer in `tx`, which it leaves open.
-    async fn done(&self, tx: &mut F::Tx<'_>, incoming: &Incoming<M>, answer: Self::Answer) -> Result<(), HandlerError>;
+    async fn done(&self, tx: &mut F::Tx<'_>, incoming: &Incoming<M>, answer: &Self::Answer)
+    -> Result<(), HandlerError>;
 }
 
 /// What did not come in order.

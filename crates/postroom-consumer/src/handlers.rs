@@ -38,7 +38,7 @@ pub enum InvalidHandlers {
 type Decoder<M> = Box<dyn Fn(&Message) -> Result<M, BoxError> + Send + Sync>;
 
 /// The answer of a [`Call`], on its way to `done`.
-pub(crate) type Answer = Box<dyn Any + Send>;
+pub(crate) type Answer = Box<dyn Any + Send + Sync>;
 
 #[async_trait]
 pub(crate) trait Erased<F: Transactions>: Send + Sync {
@@ -52,7 +52,7 @@ pub(crate) trait Erased<F: Transactions>: Send + Sync {
         message: &Arc<Message>,
         attempts: u32,
         merge_into: Option<i64>,
-        answer: Option<Answer>,
+        answer: Option<&Answer>,
     ) -> Result<(), HandlerError>;
 }
 
@@ -89,7 +89,7 @@ impl<F: Transactions, M: Send + Sync + 'static, H: Handle<F, M>> Erased<F> for H
         message: &Arc<Message>,
         attempts: u32,
         merge_into: Option<i64>,
-        _: Option<Answer>,
+        _: Option<&Answer>,
     ) -> Result<(), HandlerError> {
         let incoming = decoded(&self.decoder, message, attempts, merge_into)?;
         self.handler.handle(tx, &incoming).await
@@ -119,12 +119,12 @@ impl<F: Transactions, M: Send + Sync + 'static, H: Call<F, M>> Erased<F> for Cal
         message: &Arc<Message>,
         attempts: u32,
         merge_into: Option<i64>,
-        answer: Option<Answer>,
+        answer: Option<&Answer>,
     ) -> Result<(), HandlerError> {
         let incoming = decoded(&self.decoder, message, attempts, merge_into)?;
-        let answer = answer.and_then(|answer| answer.downcast::<H::Answer>().ok());
+        let answer = answer.and_then(|answer| answer.downcast_ref::<H::Answer>());
         let answer = answer.ok_or_else(|| HandlerError::Again("the call was not made".into()))?;
-        self.handler.done(tx, &incoming, *answer).await
+        self.handler.done(tx, &incoming, answer).await
     }
 }
 

@@ -86,6 +86,8 @@ impl Queue {
                 break;
             }
         }
+        // One order of keys for all workers, everywhere: batches that take locks by key do not deadlock.
+        batch.sort_by(|one, other| one.received.message.ordering_key().cmp(&other.received.message.ordering_key()));
         batch
     }
 

@@ -2,18 +2,23 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use postroom::{Consumer, ConsumerStore, MessageId, Received, RetryPolicy, Session, StoreError, Subscription, Waiting};
+use postroom::{
+    Consumer, ConsumerStore, KEY_BYTES_MAX, MessageId, MessageSpan, NAME_BYTES_MAX, Received, RetryPolicy, Session,
+    Step, StoreError, Subscription,
+};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::desk::{Desk, End, Fate, Shared};
+use crate::apply::{End, Fate};
+use crate::desk::Desk;
 use crate::handler::chain;
 use crate::handlers::{Handlers, InvalidHandlers};
 use crate::queue::{Arrival, Queue, Slot};
+use crate::shared::{Held, Shared};
 
 const RECEIVE_RETRY_FIRST: Duration = Duration::from_millis(100);
 const RECEIVE_RETRY_CAP: Duration = Duration::from_secs(30);
@@ -203,11 +208,13 @@ impl<F: ConsumerStore> Receiver<F> {
         let shared = Arc::new(Shared {
             owner: format!("{}/{}", self.consumer, MessageId::new()),
             consumer: self.consumer,
+            system: self.subscription.system(),
             handlers: self.handlers,
             retry: self.retry,
             timeout: self.timeout,
             lease: self.lease,
             keeps_all: self.keeps_all,
+            claims: Mutex::default(),
             open: self.open,
             stopping: stopped,
         });
@@ -227,7 +234,6 @@ impl<F: ConsumerStore> Receiver<F> {
             jobs: JoinSet::new(),
             working: 0,
             claimed: VecDeque::new(),
-            claims: 0,
             suspect: None,
             alone: false,
             batch_max: self.batch_max,
@@ -268,7 +274,7 @@ enum Done<F: ConsumerStore> {
     /// None: the batch failed as a whole.
     Batch(Desk<F>, Vec<Arrival>, Option<Vec<End>>),
     Waiting(Desk<F>, String, End),
-    Taken(Desk<F>, usize, Result<Vec<Waiting>, StoreError>),
+    Taken(Desk<F>, usize, Result<Vec<Held<F>>, StoreError>),
     Renewed(Desk<F>),
 }
 
@@ -284,11 +290,9 @@ struct Running<F: ConsumerStore> {
     jobs: JoinSet<Done<F>>,
     /// Jobs that handle messages.
     working: usize,
-    claimed: VecDeque<Waiting>,
-    /// Claimed messages, waiting for a desk or in work.
-    claims: usize,
+    claimed: VecDeque<Held<F>>,
     /// A message that may have killed those who had it.
-    suspect: Option<Waiting>,
+    suspect: Option<Held<F>>,
     /// The suspect is in work, and nothing else.
     alone: bool,
     batch_max: usize,
@@ -312,7 +316,7 @@ impl<F: ConsumerStore> Running<F> {
         let mut stop = std::pin::pin!(stop);
         let failed = loop {
             self.begin();
-            let timer = if self.claims > 0 { self.next_take.min(self.next_renewal) } else { self.next_take };
+            let wake = self.wake();
             tokio::select! {
                 biased;
                 () = &mut stop => break None,
@@ -322,39 +326,92 @@ impl<F: ConsumerStore> Running<F> {
                     },
                     Err(error) => break Some(ReceiverFailed::Worker(error)),
                 },
+                Some(Err(error)) = receiving.join_next() => break Some(ReceiverFailed::Worker(error)),
                 Some(received) = arrivals.recv() => self.arrived(received).await,
-                () = tokio::time::sleep_until(timer), if self.taker.is_some() => {}
+                () = tokio::time::sleep_until(wake) => {}
             }
         };
-        // Nothing more is begun. Jobs that wait for the store give up, those in a handler go on until the deadline.
         receiving.abort_all();
-        let _ = self.stopping.send(true);
+        self.stop(arrivals).await;
+        failed.map_or(Ok(self.counters), Err)
+    }
+
+    /// When there is something to begin that nothing else says.
+    fn wake(&self) -> Instant {
+        let far = Instant::now() + Duration::from_secs(60);
+        let take = if self.taker.is_some() { self.next_take } else { far };
+        let renewal = if self.renewer.is_some() { self.next_renewal } else { far };
+        take.min(renewal)
+    }
+
+    /// Nothing more is begun. Jobs that wait for the store give up, those in a handler go on until the deadline.
+    async fn stop(&mut self, mut arrivals: mpsc::Receiver<Received>) {
         let deadline = Instant::now() + self.stop_deadline;
-        while let Ok(Some(done)) = tokio::time::timeout_at(deadline, self.jobs.join_next()).await {
-            if let Ok(done) = done {
-                self.ended(done);
+        let _ = self.stopping.send(true);
+        let idle: Vec<Held<F>> = std::mem::take(&mut self.claimed).into_iter().chain(self.suspect.take()).collect();
+        let mut claims: Vec<_> = idle.iter().map(|held| (held.waiting.message.id, held.waiting.claim)).collect();
+        drop(idle);
+        loop {
+            self.give_back(&mut claims);
+            self.begin_renewal();
+            let renewal = if self.renewer.is_some() { self.next_renewal } else { deadline };
+            tokio::select! {
+                done = self.jobs.join_next() => match done {
+                    Some(Ok(done)) => drop(self.ended(done)),
+                    Some(Err(_)) => {}
+                    None => break,
+                },
+                () = tokio::time::sleep_until(renewal.min(deadline)) => {}
+            }
+            // What a take brought meanwhile is not begun any more either.
+            let more = std::mem::take(&mut self.claimed).into_iter().chain(self.suspect.take());
+            claims.extend(more.map(|held| (held.waiting.message.id, held.waiting.claim)));
+            if Instant::now() >= deadline {
+                break;
             }
         }
-        // Dropped jobs roll back; their messages are the broker's again when the subscription ends.
-        self.jobs.shutdown().await;
+        claims.extend(self.shared.in_hand());
+        // Dropped jobs roll back; their messages are the broker's again when the subscription ends. One that blocks its thread
+        // is left behind.
+        let _ = tokio::time::timeout(ACK_TIMEOUT, self.jobs.shutdown()).await;
+        if !claims.is_empty() {
+            let mut desk = Desk::new(self.shared.clone());
+            let giving = async {
+                for (id, claim) in claims {
+                    desk.give_back(id, claim).await;
+                }
+            };
+            // Those that cannot be given back lapse.
+            let _ = tokio::time::timeout(ACK_TIMEOUT, giving).await;
+        }
         let mut left: Vec<Received> = self.queue.drain().into_iter().map(|arrival| arrival.received).collect();
         arrivals.close();
         while let Some(received) = arrivals.recv().await {
             left.push(received);
         }
-        for received in left {
-            self.counters.requeued += 1;
-            answer(self.subscription.as_ref(), &received, true).await;
-        }
-        if let Some(desk) = &mut self.taker {
-            for waiting in self.claimed.iter().chain(&self.suspect) {
-                let back = tokio::time::timeout(ACK_TIMEOUT, desk.give_back(waiting)).await;
-                if back.is_err() {
-                    break;
-                }
+        self.counters.requeued += left.len() as u64;
+        let requeue = async {
+            for received in left {
+                answer(self.subscription.as_ref(), &received, true).await;
             }
+        };
+        // A connection that hangs gives back by its end.
+        let _ = tokio::time::timeout(ACK_TIMEOUT, requeue).await;
+    }
+
+    /// Gives claims back of which nothing was begun.
+    fn give_back(&mut self, claims: &mut Vec<(MessageId, i64)>) {
+        if claims.is_empty() {
+            return;
         }
-        failed.map_or(Ok(self.counters), Err)
+        let Some(mut desk) = self.taker.take() else { return };
+        let claims = std::mem::take(claims);
+        self.jobs.spawn(async move {
+            for (id, claim) in claims {
+                desk.give_back(id, claim).await;
+            }
+            Done::Renewed(desk)
+        });
     }
 
     async fn arrived(&mut self, mut received: Received) {
@@ -368,6 +425,14 @@ impl<F: ConsumerStore> Running<F> {
             return;
         }
         without_nul(&mut received.message);
+        if let Some(problem) = unkeepable(&received.message) {
+            tracing::error!(id = %received.message.id, "rejected a message that no store can keep: {problem}");
+            self.counters.rejected += 1;
+            let _ = tokio::time::timeout(ACK_TIMEOUT, self.subscription.reject(&received)).await;
+            return;
+        }
+        let (system, consumer) = (self.subscription.system(), self.shared.consumer.as_str());
+        drop(MessageSpan::begin(Step::Receive, &received.message, system, consumer));
         let calls = self.shared.handlers.of(&received.message.kind).is_some_and(|handler| handler.calls());
         let careful = (received.redelivered || calls) && !self.shared.keeps_all;
         self.queue.push(Arrival { received, single: false, careful });
@@ -393,17 +458,9 @@ impl<F: ConsumerStore> Running<F> {
             self.alone = true;
             self.handle_waiting(suspect);
         }
-        if self.claims > 0
-            && now >= self.next_renewal
-            && let Some(mut desk) = self.renewer.take()
-        {
-            self.next_renewal = now + self.shared.lease / 3;
-            self.jobs.spawn(async move {
-                desk.renew().await;
-                Done::Renewed(desk)
-            });
-        }
-        let room = self.desks.len().saturating_sub(self.claimed.len());
+        self.begin_renewal();
+        // At least one place: what waits in the store must not wait for the broker to have nothing more.
+        let room = self.desks.len().max(1).saturating_sub(self.claimed.len());
         if now >= self.next_take
             && room > 0
             && !self.alone
@@ -419,6 +476,23 @@ impl<F: ConsumerStore> Running<F> {
         if now >= self.next_take {
             self.next_take = now + self.take_wait;
         }
+    }
+
+    fn begin_renewal(&mut self) {
+        let now = Instant::now();
+        if now < self.next_renewal {
+            return;
+        }
+        let Some(mut desk) = self.renewer.take() else { return };
+        self.next_renewal = now + self.shared.lease / 3;
+        if self.shared.in_hand().is_empty() {
+            self.renewer = Some(desk);
+            return;
+        }
+        self.jobs.spawn(async move {
+            desk.renew().await;
+            Done::Renewed(desk)
+        });
     }
 
     fn handle_batch(&mut self, batch: Vec<Arrival>) {
@@ -438,12 +512,12 @@ impl<F: ConsumerStore> Running<F> {
         });
     }
 
-    fn handle_waiting(&mut self, waiting: Waiting) {
-        let Some(mut desk) = self.desks.pop() else { return self.claimed.push_front(waiting) };
+    fn handle_waiting(&mut self, held: Held<F>) {
+        let Some(mut desk) = self.desks.pop() else { return self.claimed.push_front(held) };
         self.working += 1;
         self.jobs.spawn(async move {
-            let kind = waiting.message.kind.clone();
-            let end = desk.waiting(waiting).await;
+            let kind = held.waiting.message.kind.clone();
+            let end = desk.waiting(held).await;
             Done::Waiting(desk, kind, end)
         });
     }
@@ -481,7 +555,6 @@ impl<F: ConsumerStore> Running<F> {
             Done::Waiting(desk, kind, end) => {
                 self.desks.push(desk);
                 self.working -= 1;
-                self.claims -= 1;
                 self.alone = false;
                 self.counters.count(end);
                 // The next of its key may go now.
@@ -494,15 +567,11 @@ impl<F: ConsumerStore> Running<F> {
                 if taken.len() >= room {
                     self.next_take = now;
                 }
-                if self.claims == 0 {
-                    self.next_renewal = now + self.shared.lease / 3;
-                }
-                self.claims += taken.len();
-                for waiting in taken {
-                    if waiting.claims >= ALONE_FROM_CLAIMS {
-                        self.suspect = Some(waiting);
+                for held in taken {
+                    if held.waiting.claims >= ALONE_FROM_CLAIMS {
+                        self.suspect = Some(held);
                     } else {
-                        self.claimed.push_back(waiting);
+                        self.claimed.push_back(held);
                     }
                 }
                 None
@@ -535,6 +604,18 @@ async fn answer(subscription: &dyn Subscription, received: &Received, again: boo
         Ok(Err(error)) => tracing::debug!("failed to {}", chain(&error)),
         Err(_) => tracing::debug!("an ack was given up after {ACK_TIMEOUT:?}"),
     }
+}
+
+/// Why no store can keep a message of somebody else's.
+fn unkeepable(message: &postroom::Message) -> Option<String> {
+    let limits = [
+        ("key", &message.key, KEY_BYTES_MAX),
+        ("aggregate id", &message.aggregate_id, KEY_BYTES_MAX),
+        ("tenant id", &message.tenant_id, KEY_BYTES_MAX),
+        ("aggregate type", &message.aggregate_type, NAME_BYTES_MAX),
+    ];
+    let over = limits.into_iter().find(|(_, text, max)| text.as_ref().is_some_and(|text| text.len() > *max));
+    over.map(|(what, _, max)| format!("its {what} has more than {max} bytes"))
 }
 
 /// Text columns hold no NUL; a message of somebody else's may have one in its properties.

@@ -175,7 +175,8 @@ begin
       from postroom.inbox_messages m join gone g on m.consumer = inbox_take.consumer and m.message_id = g.message_id
         on conflict do nothing;
 
-    -- What is finished or set aside lets the next of its key be examined.
+    -- What is finished or set aside lets the next of its key be examined. So does what is new: it may have been set aside, and
+    -- let go before any take saw it.
     with finished as (
         select m.message_id, m.ordering_key, m.state from postroom.inbox_messages m
          where m.consumer = inbox_take.consumer and m.state in ('new', 'aside', 'done') and m.state <> 'new'
@@ -188,7 +189,12 @@ begin
          where m.consumer = inbox_take.consumer and m.message_id = f.message_id and f.state = 'aside'
     )
     update postroom.inbox_messages m set state = 'new'
-      from (select distinct ordering_key from finished where ordering_key is not null) f
+      from (select ordering_key from finished where ordering_key is not null
+             union
+            (select n.ordering_key from postroom.inbox_messages n
+              where n.consumer = inbox_take.consumer and n.state = 'new' and n.state in ('new', 'aside', 'done')
+                and n.ordering_key is not null
+              order by n.seq limit 2000)) f
      cross join lateral (
            select n.message_id from postroom.inbox_messages n
             where n.consumer = inbox_take.consumer and n.ordering_key = f.ordering_key
@@ -213,14 +219,23 @@ begin
     with due as (
         select m.message_id from postroom.inbox_messages m
          where m.consumer = inbox_take.consumer and m.state in ('ready', 'claimed', 'early') and m.due_at <= moment
+           -- Of the early versions of an aggregate whose window is over, the lowest: it tells what is missing.
+           and (m.state <> 'early' or not exists (
+                select from postroom.inbox_messages e
+                 where e.consumer = m.consumer and e.aggregate_type = m.aggregate_type and e.aggregate_id = m.aggregate_id
+                   and e.aggregate_version < m.aggregate_version and e.aggregate_version is not null
+                   and e.state = 'early' and e.due_at <= moment))
          order by m.due_at, m.seq limit inbox_take.max for update skip locked
+    ), taken as (
+        update postroom.inbox_messages m
+           set state = 'claimed', claim = nextval('postroom.inbox_claims'), claims = m.claims + 1,
+               claimed_by = inbox_take.owner, due_at = moment + inbox_take.lease,
+               window_over = m.window_over or m.state = 'early'
+          from due
+         where m.consumer = inbox_take.consumer and m.message_id = due.message_id
+        returning m.*
     )
-    update postroom.inbox_messages m
-       set state = 'claimed', claim = nextval('postroom.inbox_claims'), claims = m.claims + 1,
-           claimed_by = inbox_take.owner, due_at = moment + inbox_take.lease, window_over = (m.state = 'early')
-      from due
-     where m.consumer = inbox_take.consumer and m.message_id = due.message_id
-    returning m.*;
+    select * from taken order by seq;
 end
 $$;
 

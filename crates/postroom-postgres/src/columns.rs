@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use postroom::{EnqueueError, Message};
+use postroom::{EnqueueError, Message, MessageSpan, Step};
 use uuid::Uuid;
 
 /// Rows are inserted in the order of the arrays, which is the order of their seqs.
@@ -30,6 +30,8 @@ pub(crate) struct Columns<'a> {
     pub occurred_ats: Vec<Option<i64>>,
     /// Microseconds; zero for none.
     pub delays: Vec<i64>,
+    /// They end when the messages are written.
+    spans: Vec<MessageSpan>,
 }
 
 impl<'a> Columns<'a> {
@@ -38,7 +40,16 @@ impl<'a> Columns<'a> {
         for message in messages {
             message.check()?;
         }
-        Self::as_they_are(messages).map_err(|error| EnqueueError::Store(error.into()))
+        let mut columns = Self::as_they_are(messages).map_err(|error| EnqueueError::Store(error.into()))?;
+        for (index, message) in messages.iter().enumerate() {
+            let span = MessageSpan::begin(Step::Create, message, "postroom", &message.topic);
+            if let Some(headers) = span.headers(message) {
+                columns.headers[index] =
+                    Some(serde_json::to_string(&headers).map_err(|error| EnqueueError::Store(error.into()))?);
+                columns.spans.push(span);
+            }
+        }
+        Ok(columns)
     }
 
     /// Messages that somebody else let in.

@@ -1,5 +1,6 @@
 //! The consumer's side, through tokio-postgres.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -108,21 +109,32 @@ impl ConsumerStore for Postgres {
         consumer: &Consumer,
         arrivals: &[(MessageId, Option<String>)],
     ) -> Result<Vec<Admitted>, StoreError> {
+        const WHAT: &str = "claim messages in the inbox";
         let ids: Vec<Uuid> = arrivals.iter().map(|(id, _)| Uuid::from(*id)).collect();
-        let keys: Vec<Option<&str>> = arrivals.iter().map(|(_, key)| key.as_deref()).collect();
+        let mut keys: Vec<&str> = arrivals.iter().filter_map(|(_, key)| key.as_deref()).collect();
+        keys.sort_unstable();
+        keys.dedup();
         let consumer = claimant(consumer);
-        let parameters: [Parameter<'_>; 3] =
-            [(&consumer, Type::TEXT), (&ids, Type::UUID_ARRAY), (&keys, Type::TEXT_ARRAY)];
-        let rows = query(tx, "claim messages in the inbox", include_str!("sql/inbox_admit.sql"), &parameters).await?;
-        rows.iter()
-            .map(|row| {
-                Ok(match (get(row, 0)?, get(row, 1)?) {
-                    (false, _) => Admitted::Duplicate,
-                    (true, true) => Admitted::Behind,
-                    (true, false) => Admitted::New,
-                })
-            })
-            .collect()
+        let claim: [Parameter<'_>; 2] = [(&consumer, Type::TEXT), (&ids, Type::UUID_ARRAY)];
+        let look: [Parameter<'_>; 2] = [(&consumer, Type::TEXT), (&keys, Type::TEXT_ARRAY)];
+        // One round trip for both; the server runs them one after the other.
+        let (new, behind) = tokio::try_join!(
+            biased;
+            query(tx, WHAT, include_str!("sql/inbox_admit.sql"), &claim),
+            query(tx, WHAT, include_str!("sql/inbox_behind.sql"), &look),
+        )?;
+        let new: HashSet<Uuid> = new.iter().map(|row| get(row, 0)).collect::<Result<_, _>>()?;
+        let behind: HashSet<String> = behind.iter().map(|row| get(row, 0)).collect::<Result<_, _>>()?;
+        let admitted = |(id, key): &(MessageId, Option<String>)| {
+            if !new.contains(id.as_uuid()) {
+                Admitted::Duplicate
+            } else if key.as_ref().is_some_and(|key| behind.contains(key)) {
+                Admitted::Behind
+            } else {
+                Admitted::New
+            }
+        };
+        Ok(arrivals.iter().map(admitted).collect())
     }
 
     async fn keep(
@@ -197,12 +209,14 @@ impl ConsumerStore for Postgres {
     async fn renew(
         tx: &mut Transaction<'_>,
         consumer: &Consumer,
-        owner: &str,
+        claims: &[(MessageId, i64)],
         lease: Duration,
     ) -> Result<(), StoreError> {
         let (consumer, lease) = (consumer.as_str(), lease.as_secs_f64());
-        let parameters: [Parameter<'_>; 3] = [(&consumer, Type::TEXT), (&owner, Type::TEXT), (&lease, Type::FLOAT8)];
-        query(tx, "renew the claims of waiting messages", include_str!("sql/inbox_renew.sql"), &parameters)
+        let (ids, claims): (Vec<Uuid>, Vec<i64>) = claims.iter().map(|(id, claim)| (Uuid::from(*id), *claim)).unzip();
+        let parameters: [Parameter<'_>; 4] =
+            [(&consumer, Type::TEXT), (&ids, Type::UUID_ARRAY), (&claims, Type::INT8_ARRAY), (&lease, Type::FLOAT8)];
+        execute(tx, "renew the claims of waiting messages", include_str!("sql/inbox_renew.sql"), &parameters)
             .await
             .map(drop)
     }

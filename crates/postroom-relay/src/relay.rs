@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use postroom::{OnDead, Order, RetryPolicy, Sink, Source, StoreError, Wake, crash_point, crash_point_over};
+use postroom::{
+    Failure, Message, MessageSpan, OnDead, Order, RetryPolicy, Sink, Source, Step, StoreError, Verdict, Wake,
+    crash_point, crash_point_over, fingerprint,
+};
 
 use crate::engine::Engine;
 use crate::protocol::{Action, Counters, EngineOptions, Input};
@@ -219,6 +222,9 @@ impl Relay {
             }),
             Action::Claim(want) => Box::pin(async move {
                 let claimed = self.source.claim(want).await;
+                for delivery in claimed.iter().flat_map(|claimed| &claimed.deliveries) {
+                    drop(MessageSpan::begin(Step::Claim, &delivery.message, "postroom", &self.route));
+                }
                 Some(Input::Claimed(claimed.inspect_err(|error| drop(self.complain("claim messages", error))).ok()))
             }),
             Action::Settle(settlements) => Box::pin(async move {
@@ -229,11 +235,25 @@ impl Relay {
                 crash_point("publish.before");
                 batch.messages().iter().for_each(|message| crash_point_over("publish", &message.kind));
                 // A sink that panics over a message ends its batch, not the relay.
+                let system = self.sink.system();
+                let begin = |message: &Message| MessageSpan::begin(Step::Send, message, system, message.address());
+                let spans: Vec<MessageSpan> = batch.messages().iter().map(begin).collect();
                 let verdicts = AssertUnwindSafe(self.sink.publish(&batch)).catch_unwind().await;
                 let verdicts = match verdicts {
                     Ok(verdicts) => verdicts.map_err(|error| self.complain("publish", &error)),
                     Err(panic) => Err(self.panicked("publish", panic.as_ref())),
                 };
+                for (message, span) in batch.messages().iter().zip(spans) {
+                    match &verdicts {
+                        Err(error) => span.failed(error),
+                        Ok(verdicts) => {
+                            if let Some(Verdict::Failed(failure)) = verdicts.of(message.id) {
+                                self.tell_failure(message, failure);
+                                span.failed(&failure.reason);
+                            }
+                        }
+                    }
+                }
                 crash_point("publish.after");
                 Some(Input::Published(id, verdicts))
             }),
@@ -243,6 +263,15 @@ impl Relay {
             }),
             Action::Finish => return None,
         })
+    }
+
+    /// Who failed and why; of the payload only its keyed hash.
+    fn tell_failure(&self, message: &Message, failure: &Failure) {
+        tracing::info!(
+            route = %self.route, id = %message.id, topic = message.topic, r#type = message.kind, tenant = message.tenant_id,
+            aggregate_type = message.aggregate_type, aggregate = message.aggregate_id, version = message.aggregate_version,
+            payload = %fingerprint(message), "the sink did not take a message: {}", failure.reason
+        );
     }
 
     fn panicked(&self, what: &str, panic: &(dyn Any + Send)) -> String {

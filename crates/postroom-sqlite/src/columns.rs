@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use postroom::{EnqueueError, Message};
+use postroom::{EnqueueError, Message, MessageSpan, Step};
 
 /// One row; the database's clock where no time is given.
 pub(crate) const ENQUEUE_SQL: &str = "
@@ -15,6 +15,15 @@ values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12,
 /// The claim of an effect.
 pub(crate) const ADMIT_SQL: &str =
     "insert into postroom_inbox (consumer, message_id) values (?1, ?2) on conflict (consumer, message_id) do nothing";
+
+/// The same for a message that is written now, with the trace that it is written in.
+pub(crate) fn stamped(message: &Message) -> Result<(Option<String>, Option<i64>, i64), EnqueueError> {
+    let (mut headers, occurred, delay) = encoded(message)?;
+    if let Some(with_trace) = MessageSpan::begin(Step::Create, message, "postroom", &message.topic).headers(message) {
+        headers = Some(serde_json::to_string(&with_trace).map_err(|error| EnqueueError::Store(error.into()))?);
+    }
+    Ok((headers, occurred, delay))
+}
 
 /// Header JSON, occurred_at and delay in milliseconds: what SQLite has no type for.
 pub(crate) fn encoded(message: &Message) -> Result<(Option<String>, Option<i64>, i64), EnqueueError> {

@@ -4,7 +4,7 @@ use postroom::{EnqueueError, Message};
 use rusqlite::{Connection, ErrorCode, Transaction, params};
 
 use crate::Sqlite;
-use crate::columns::{ENQUEUE_SQL, encoded};
+use crate::columns::{ENQUEUE_SQL, stamped};
 use crate::receiving::SqliteTransaction;
 
 impl Sqlite {
@@ -28,7 +28,7 @@ fn enqueue(tx: &Connection, messages: &[Message]) -> Result<(), EnqueueError> {
     }
     let mut statement = tx.prepare_cached(ENQUEUE_SQL).map_err(|error| EnqueueError::Store(error.into()))?;
     for message in messages {
-        let (headers, occurred, delay) = encoded(message)?;
+        let (headers, occurred, delay) = stamped(message)?;
         statement
             .execute(params![
                 message.id.to_string(),

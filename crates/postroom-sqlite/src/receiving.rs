@@ -169,8 +169,12 @@ fn take(
         bury(tx, consumer, &id, None, "poison", &error)?;
     }
     let sql = format!(
-        "select m.*, m.state = 'early' as was_early from postroom_inbox_messages m
+        "select m.*, (m.window_over or m.state = 'early') as was_early from postroom_inbox_messages m
           where m.consumer = ?1 and m.due_ms <= {NOW}
+            and (m.state <> 'early' or not exists (
+                 select 1 from postroom_inbox_messages e
+                  where e.consumer = m.consumer and e.aggregate_type = m.aggregate_type and e.aggregate_id = m.aggregate_id
+                    and e.aggregate_version < m.aggregate_version and e.state = 'early' and e.due_ms <= {NOW}))
             and (m.state in ('early', 'claimed') or m.ordering_key is null or not exists (
                  select 1 from postroom_inbox_messages e
                   where e.consumer = m.consumer and e.ordering_key = m.ordering_key and e.state <> 'early'
@@ -260,7 +264,7 @@ fn settle(
             params![name, id, claim, attempts, error, after.as_millis() as i64],
         )?,
         Settle::Early { window } => tx.execute(
-            &format!("update postroom_inbox_messages set state = 'early', claims = 0, due_ms = {NOW} + ?4 {MINE}"),
+            &format!("update postroom_inbox_messages set state = 'early', window_over = 0, claims = 0, due_ms = {NOW} + ?4 {MINE}"),
             params![name, id, claim, window.as_millis() as i64],
         )?,
         Settle::Dead { attempts, cause, error } => {
@@ -278,16 +282,27 @@ fn settle(
     Ok(changed == 1)
 }
 
+/// A handler can end the transaction; without one every statement would commit by itself.
+fn open<'a>(tx: &'a SqliteTransaction<'_>) -> Result<&'a Connection, StoreError> {
+    if tx.connection.is_autocommit() {
+        let source = "its transaction was ended by a statement in it".into();
+        return Err(StoreError::Refused { what: "go on in the consumer's transaction", source });
+    }
+    Ok(tx)
+}
+
 #[async_trait]
 impl ConsumerStore for Sqlite {
+    fn is_open(tx: &SqliteTransaction<'_>) -> bool {
+        !tx.connection.is_autocommit()
+    }
+
     async fn commit(mut tx: SqliteTransaction<'_>) -> Result<(), StoreError> {
-        let what = "commit the effect";
-        if tx.connection.is_autocommit() {
-            // A statement of the handler's ended the transaction, by a failure or on purpose.
+        if let Err(error) = open(&tx) {
             tx.open = false;
-            return Err(StoreError::Refused { what, source: "its transaction was ended by a statement in it".into() });
+            return Err(error);
         }
-        tx.connection.execute_batch("commit").map_err(|error| store_error(what, error))?;
+        tx.connection.execute_batch("commit").map_err(|error| store_error("commit the effect", error))?;
         tx.open = false;
         Ok(())
     }
@@ -297,6 +312,7 @@ impl ConsumerStore for Sqlite {
         consumer: &Consumer,
         arrivals: &[(MessageId, Option<String>)],
     ) -> Result<Vec<Admitted>, StoreError> {
+        let tx = open(tx)?;
         let admitted = arrivals.iter().map(|(id, key)| admit(tx, consumer, *id, key.as_deref()));
         admitted.collect::<Result<_, _>>().map_err(|error| store_error("claim messages in the inbox", error))
     }
@@ -308,6 +324,7 @@ impl ConsumerStore for Sqlite {
         how: Keep<'_>,
     ) -> Result<i64, StoreError> {
         const WHAT: &str = "keep received messages";
+        let tx = open(tx)?;
         let mut claim = 0;
         for message in messages {
             claim = keep(tx, consumer, message, how).map_err(|error| match error.downcast::<rusqlite::Error>() {
@@ -326,22 +343,29 @@ impl ConsumerStore for Sqlite {
         lease: Duration,
         claims_max: u32,
     ) -> Result<Vec<Waiting>, StoreError> {
+        let tx = open(tx)?;
         take(tx, consumer, owner, max, lease, claims_max).map_err(|error| store_error("take waiting messages", error))
     }
 
     async fn renew(
         tx: &mut SqliteTransaction<'_>,
         consumer: &Consumer,
-        owner: &str,
+        claims: &[(MessageId, i64)],
         lease: Duration,
     ) -> Result<(), StoreError> {
+        let tx = open(tx)?;
         let sql = format!(
-            "update postroom_inbox_messages set due_ms = {NOW} + ?3
-              where consumer = ?1 and claimed_by = ?2 and state = 'claimed'"
+            "update postroom_inbox_messages set due_ms = {NOW} + ?4
+              where consumer = ?1 and id = ?2 and claim = ?3 and state = 'claimed'"
         );
-        tx.execute(&sql, params![consumer.as_str(), owner, lease.as_millis() as i64])
-            .map(drop)
-            .map_err(|error| store_error("renew the claims of waiting messages", error))
+        for (id, claim) in claims {
+            tx.prepare_cached(&sql)
+                .and_then(|mut statement| {
+                    statement.execute(params![consumer.as_str(), id.to_string(), claim, lease.as_millis() as i64])
+                })
+                .map_err(|error| store_error("renew the claims of waiting messages", error))?;
+        }
+        Ok(())
     }
 
     async fn settle(
@@ -351,6 +375,7 @@ impl ConsumerStore for Sqlite {
         claim: i64,
         how: &Settle,
     ) -> Result<bool, StoreError> {
+        let tx = open(tx)?;
         settle(tx, consumer, id, claim, how).map_err(|error| store_error("settle a waiting message", error))
     }
 
@@ -359,6 +384,7 @@ impl ConsumerStore for Sqlite {
         consumer: &Consumer,
         aggregate: &Aggregate,
     ) -> Result<Option<i64>, StoreError> {
+        let tx = open(tx)?;
         tx.prepare_cached(
             "select version from postroom_inbox_versions where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3",
         )
@@ -376,9 +402,10 @@ impl ConsumerStore for Sqlite {
         aggregate: &Aggregate,
         version: i64,
     ) -> Result<(), StoreError> {
+        let tx = open(tx)?;
         let next = format!(
             "update postroom_inbox_messages set state = 'ready', due_ms = {NOW}
-              where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3 and aggregate_version = ?4 + 1 and state = 'early'"
+              where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3 and aggregate_version - 1 = ?4 and state = 'early'"
         );
         let parameters = params![consumer.as_str(), aggregate.kind, aggregate.id, version];
         tx.execute(
@@ -398,6 +425,7 @@ impl ConsumerStore for Sqlite {
         above: i64,
         below: i64,
     ) -> Result<Vec<(i64, bool)>, StoreError> {
+        let tx = open(tx)?;
         tx.prepare_cached(
             "select aggregate_version, state = 'early' from postroom_inbox_messages
               where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3

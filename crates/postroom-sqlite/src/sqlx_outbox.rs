@@ -5,7 +5,7 @@ use postroom::{Admission, Consumer, EnqueueError, Inbox, Message, MessageId, Out
 use sqlx::Transaction;
 
 use crate::Sqlite;
-use crate::columns::{ADMIT_SQL, ENQUEUE_SQL, encoded};
+use crate::columns::{ADMIT_SQL, ENQUEUE_SQL, stamped};
 
 #[async_trait]
 impl<'t> Outbox<Transaction<'t, sqlx::Sqlite>> for Sqlite {
@@ -14,7 +14,7 @@ impl<'t> Outbox<Transaction<'t, sqlx::Sqlite>> for Sqlite {
             message.check()?;
         }
         for message in messages {
-            let (headers, occurred, delay) = encoded(message)?;
+            let (headers, occurred, delay) = stamped(message)?;
             sqlx::query(ENQUEUE_SQL)
                 .bind(message.id.to_string())
                 .bind(&message.topic)

@@ -88,7 +88,7 @@ pub enum Settle {
     },
     /// It waits so long for an earlier version; its key goes on.
     Early {
-        /// The reorder window.
+        /// The reorder window, or when to look again.
         window: Duration,
     },
     /// It cannot be handled.
@@ -147,8 +147,13 @@ pub trait ConsumerStore: Transactions {
         claims_max: u32,
     ) -> Result<Vec<Waiting>, StoreError>;
 
-    /// Renews all claims of `owner`.
-    async fn renew(tx: &mut Self::Tx<'_>, consumer: &Consumer, owner: &str, lease: Duration) -> Result<(), StoreError>;
+    /// Renews these claims, those that still hold.
+    async fn renew(
+        tx: &mut Self::Tx<'_>,
+        consumer: &Consumer,
+        claims: &[(MessageId, i64)],
+        lease: Duration,
+    ) -> Result<(), StoreError>;
 
     /// Settles a claimed message. False: the claim has lapsed and somebody else has the message; roll back.
     async fn settle(
@@ -183,6 +188,12 @@ pub trait ConsumerStore: Transactions {
         above: i64,
         below: i64,
     ) -> Result<Vec<(i64, bool)>, StoreError>;
+
+    /// Whether the transaction is still the one that was begun. A handler can end it, on purpose or by a failure, on stores that
+    /// go on without one then.
+    fn is_open(_tx: &Self::Tx<'_>) -> bool {
+        true
+    }
 
     /// Whether an error that came out of a handler is the store's, and of what kind: `Busy` and `Unavailable` say nothing
     /// about the message.

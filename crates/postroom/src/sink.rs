@@ -45,6 +45,11 @@ pub struct SinkLimits {
 /// `publish` ends within the sink's own deadline; dropping the future leaves nothing behind that a later call trips over.
 #[async_trait]
 pub trait Sink: Send + Sync {
+    /// Its name in traces, `messaging.system` in OpenTelemetry's words.
+    fn system(&self) -> &'static str {
+        "unknown"
+    }
+
     /// How it likes to be called.
     fn limits(&self) -> SinkLimits;
 

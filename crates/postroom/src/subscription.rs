@@ -23,6 +23,11 @@ pub struct Received {
 /// Receives from one queue. Each delivery is acked, requeued or rejected once; what is not comes again.
 #[async_trait]
 pub trait Subscription: Send + Sync {
+    /// Its broker's name in traces, `messaging.system` in OpenTelemetry's words.
+    fn system(&self) -> &'static str {
+        "unknown"
+    }
+
     /// The next message; waits for one. Reconnects on the next call after an error.
     async fn receive(&self) -> Result<Received, Unavailable>;
 

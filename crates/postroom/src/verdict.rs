@@ -64,6 +64,11 @@ impl Verdicts {
         self.0.get_mut(&id).map(|slot| *slot = verdict).is_some()
     }
 
+    /// The judgement of one message.
+    pub fn of(&self, id: MessageId) -> Option<&Verdict> {
+        self.0.get(&id)
+    }
+
     /// Takes the judgement of one message out; a message that was never in the batch is unknown.
     pub fn take(&mut self, id: MessageId) -> Verdict {
         self.0.remove(&id).unwrap_or_else(|| Verdict::Unknown("no verdict".to_owned()))

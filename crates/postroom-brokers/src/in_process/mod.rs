@@ -114,6 +114,10 @@ pub struct InProcessSink(InProcessBroker);
 
 #[async_trait]
 impl Sink for InProcessSink {
+    fn system(&self) -> &'static str {
+        "in_process"
+    }
+
     fn limits(&self) -> SinkLimits {
         SinkLimits { batch_messages_max: 250, batches_in_flight_max: 4 }
     }

@@ -52,6 +52,10 @@ impl InProcessSubscription {
 
 #[async_trait]
 impl Subscription for InProcessSubscription {
+    fn system(&self) -> &'static str {
+        "in_process"
+    }
+
     async fn receive(&self) -> Result<Received, Unavailable> {
         loop {
             let arrived = self.broker.0.arrived.notified();

@@ -86,6 +86,10 @@ async fn end_torn_line(file: &mut File) -> Result<(), std::io::Error> {
 
 #[async_trait]
 impl Sink for LinesSink {
+    fn system(&self) -> &'static str {
+        "file"
+    }
+
     fn limits(&self) -> SinkLimits {
         SinkLimits { batch_messages_max: 500, batches_in_flight_max: 1 }
     }

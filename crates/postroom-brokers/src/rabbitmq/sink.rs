@@ -174,6 +174,10 @@ impl RabbitmqSink {
 
 #[async_trait]
 impl Sink for RabbitmqSink {
+    fn system(&self) -> &'static str {
+        "rabbitmq"
+    }
+
     fn limits(&self) -> SinkLimits {
         SinkLimits { batch_messages_max: self.options.batch_messages_max, batches_in_flight_max: self.options.channels }
     }

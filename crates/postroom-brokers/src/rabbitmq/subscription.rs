@@ -143,6 +143,10 @@ impl RabbitmqSubscription {
 
 #[async_trait]
 impl Subscription for RabbitmqSubscription {
+    fn system(&self) -> &'static str {
+        "rabbitmq"
+    }
+
     async fn receive(&self) -> Result<Received, Unavailable> {
         let mut slot = self.consumer.lock().await;
         let consumer = match slot.as_mut() {

@@ -149,9 +149,12 @@ async fn a_lock_that_somebody_holds_burns_no_attempt() {
 async fn a_handler_that_swallows_a_database_error_is_not_taken_for_done() {
     let (database, broker) = (postgres().await, broker());
     let client = database.connect().await;
-    publish(&broker, vec![told("a", "swallow"), told("b", "1")]).await;
+    let bad = ["swallow", "swallow at the end", "break a deferred promise"];
+    let mut messages: Vec<Message> = bad.iter().map(|what| told(what, what)).collect();
+    messages.push(told("b", "1"));
+    publish(&broker, messages).await;
     let running = Running::start(receiver(&database, broker.subscribe("q", 9), as_told()));
-    until(&client, "select count(*) = 1 from postroom.dead_consume").await;
+    until(&client, "select count(*) = 3 from postroom.dead_consume where cause = 'exhausted'").await;
     until(&client, "select count(*) = 1 from done").await;
     running.stop().await;
 }
@@ -178,10 +181,10 @@ impl Call<Postgres, String> for Pays {
         &self,
         tx: &mut Transaction<'_>,
         incoming: &Incoming<String>,
-        said: String,
+        said: &String,
     ) -> Result<(), HandlerError> {
         tx.execute(crate::setup::EFFECT, &[&incoming.message.id.to_string()]).await?;
-        tx.execute("insert into done (key, what) values ('paid', $1)", &[&said]).await?;
+        tx.execute("insert into done (key, what) values ('paid', $1)", &[said]).await?;
         Ok(())
     }
 }
@@ -209,6 +212,59 @@ async fn a_call_outside_is_intended_first_and_repeated_with_its_key_after_a_cras
     running.stop().await;
     assert_eq!(calls.load(Ordering::SeqCst), 2);
     assert_once(&client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_in_the_store_does_not_wait_for_the_broker_to_have_nothing_more() {
+    let (database, broker) = (postgres().await, broker());
+    let client = database.connect().await;
+    publish(&broker, vec![told("a", "fail twice"), told("a", "after")]).await;
+    publish(&broker, (0..5000).map(|n| told(&format!("k{}", n % 50), "other")).collect()).await;
+    let receiver = receiver(&database, broker.subscribe("q", 500), as_told()).concurrency(1).batch_max(1);
+    let running = Running::start(receiver);
+    until(&client, "select count(*) = 2 from done where key = 'a'").await;
+    assert!(broker.unsettled("q") > 0, "the broker had more all the time");
+    running.crash().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_waits_for_its_version() {
+    let (database, broker) = (postgres().await, broker());
+    let client = database.connect().await;
+    let calls = Arc::new(AtomicUsize::new(0));
+    let window = postroom_consumer::Versions::InOrder {
+        window: Duration::from_secs(60),
+        first: Some(1),
+        late: postroom_consumer::Stale::Ignore,
+    };
+    let handlers =
+        Handlers::new().on_call("pay", Pays { calls: calls.clone() }).compensation(Nobody).versions("order", window);
+    let version = |n: i64| Message::json("payments", "pay", &"now").unwrap().aggregate("order", "o", n);
+    publish(&broker, vec![version(2)]).await;
+    let running = Running::start(receiver(&database, broker.subscribe("q", 9), handlers));
+    until(&client, "select count(*) = 1 from postroom.inbox_messages where state in ('aside', 'early')").await;
+    assert_eq!(calls.load(Ordering::SeqCst), 0);
+    publish(&broker, vec![version(1), version(1)]).await;
+    until(&client, "select count(*) = 2 from done where key = 'paid'").await;
+    until(&client, "select count(*) = 3 from postroom.inbox").await;
+    while broker.unsettled("q") > 0 {
+        tokio::task::yield_now().await;
+    }
+    let counters = running.stop().await;
+    assert_eq!((calls.load(Ordering::SeqCst), counters.ignored), (2, 1), "{counters:?}");
+}
+
+struct Nobody;
+
+#[async_trait]
+impl postroom_consumer::Compensate<Postgres> for Nobody {
+    async fn compensate(
+        &self,
+        _: &mut Transaction<'_>,
+        what: &postroom_consumer::OutOfOrder<'_>,
+    ) -> Result<(), HandlerError> {
+        Err(HandlerError::reject(format!("{what:?}")))
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

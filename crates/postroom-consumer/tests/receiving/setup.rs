@@ -14,7 +14,8 @@ use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Transaction};
 
 const EFFECTS: &str = "create table effects (id text primary key, times integer);
-                           create table done (n bigint generated always as identity, key text, what text)";
+                           create table done (n bigint generated always as identity, key text, what text);
+                       create table promises (n int unique deferrable initially deferred)";
 pub const EFFECT: &str = "insert into effects values ($1, 1) on conflict (id) do update set times = effects.times + 1";
 
 pub async fn postgres() -> Database {
@@ -61,9 +62,15 @@ impl Handle<Postgres, String> for DoesAsTold {
             }
             _ => {}
         }
+        if told.body == "break a deferred promise" {
+            tx.execute("insert into promises values (1), (1)", &[]).await?;
+        }
         tx.execute(EFFECT, &[&told.message.id.to_string()]).await?;
         let key = told.message.ordering_key();
         tx.execute("insert into done (key, what) values ($1, $2)", &[&key, &told.body]).await?;
+        if told.body == "swallow at the end" {
+            let _ = tx.execute("select 1 / 0", &[]).await;
+        }
         Ok(())
     }
 }

@@ -142,7 +142,7 @@ async fn shuffled_versions_with_some_missing_are_handled_in_order_by_two_receive
     }
     publish(&broker, messages).await;
     let start = || {
-        let handlers = handlers(Versions::in_order(Duration::from_secs(3)));
+        let handlers = handlers(Versions::in_order(Duration::from_secs(10)));
         Running::start(receiver(&database, broker.subscribe("q", 50), handlers))
     };
     let two = [start(), start()];

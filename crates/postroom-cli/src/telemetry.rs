@@ -1,0 +1,85 @@
+//! Logs on standard error and, with the feature `otlp`, traces to a collector.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+/// Where spans about messages come from; they are for the collector, not for the log.
+const SPANS: &str = "postroom::trace";
+/// The variables of OpenTelemetry that name a collector.
+const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+
+/// Sends what is left of the traces when it is dropped; to be kept until the end, outside of the runtime.
+pub struct Telemetry {
+    #[cfg(feature = "otlp")]
+    provider: Option<opentelemetry_sdk::trace::SdkTracerProvider>,
+}
+
+/// Starts logging at the `usual` level unless `POSTROOM_LOG` says otherwise, and tracing where a collector is named.
+pub fn start(usual: &str) -> Telemetry {
+    if let Ok(key) = std::env::var("POSTROOM_LOG_KEY") {
+        postroom::set_log_key(key);
+    }
+    let filter = EnvFilter::try_from_env("POSTROOM_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
+    // The AMQP client logs returned messages with their payload, which never goes into logs; its errors are reported by us.
+    let quiet = ["lapin=off".to_owned(), format!("{SPANS}=off")];
+    let filter = quiet.iter().flat_map(|directive| directive.parse()).fold(filter, EnvFilter::add_directive);
+    let colours = std::io::stderr().is_terminal();
+    let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(colours);
+    let named = ENDPOINTS.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
+    let registry = tracing_subscriber::registry().with(logs.with_filter(filter));
+    #[cfg(not(feature = "otlp"))]
+    {
+        registry.init();
+        if named {
+            tracing::warn!("a collector of traces is named, but this program was built without the feature otlp");
+        }
+        Telemetry {}
+    }
+    #[cfg(feature = "otlp")]
+    {
+        let provider = if named { provider() } else { Ok(None) };
+        let (provider, failed) = match provider {
+            Ok(provider) => (provider, None),
+            Err(error) => (None, Some(error)),
+        };
+        let spans = provider.as_ref().map(|provider| {
+            use opentelemetry::trace::TracerProvider;
+            let only = tracing_subscriber::filter::Targets::new().with_target(SPANS, tracing::Level::INFO);
+            tracing_opentelemetry::layer().with_tracer(provider.tracer("postroom")).with_filter(only)
+        });
+        registry.with(spans).init();
+        if let Some(error) = failed {
+            tracing::warn!("traces are not exported: {error}");
+        }
+        Telemetry { provider }
+    }
+}
+
+#[cfg(feature = "otlp")]
+fn provider() -> Result<Option<opentelemetry_sdk::trace::SdkTracerProvider>, opentelemetry_otlp::ExporterBuildError> {
+    use opentelemetry_otlp::SpanExporter;
+    use opentelemetry_sdk::Resource;
+    use opentelemetry_sdk::trace::SdkTracerProvider;
+
+    // Endpoint, headers, protocol and timeout are read from the environment, by OpenTelemetry's own names.
+    let exporter = SpanExporter::builder().with_http().build()?;
+    let mut resource = Resource::builder();
+    if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
+        resource = resource.with_service_name("postroom");
+    }
+    Ok(Some(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource.build()).build()))
+}
+
+#[cfg(feature = "otlp")]
+impl Drop for Telemetry {
+    fn drop(&mut self) {
+        if let Some(provider) = self.provider.take()
+            && let Err(error) = provider.shutdown()
+        {
+            eprintln!("postroom: the last traces were not exported: {error}");
+        }
+    }
+}
