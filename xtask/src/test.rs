@@ -61,7 +61,7 @@ pub(crate) fn build_programs(workspace: &Workspace, held: &Held) -> Result<(), F
             "-p",
             "orders",
             "--features",
-            "postroom-cli/crash-points",
+            "postroom-cli/crash-points,postroom-cli/otlp",
         ]);
         if held.run(&mut cargo)?.success() { Ok(()) } else { Err(Failure::work("the build failed, see above")) }
     })
