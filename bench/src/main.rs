@@ -3,6 +3,7 @@
 //!
 //! `cargo xtask bench` starts the servers and runs it.
 
+mod admission;
 mod claim_cost;
 mod drain;
 mod latency;
@@ -21,7 +22,7 @@ use postroom::BoxError;
 /// What to measure, and how much of it.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Only these: drain, null, poison, claim, latency, held, business, steady, idle
+    /// Only these: drain, null, poison, claim, latency, held, business, steady, idle, admission
     only: Vec<String>,
     /// Rounds of each rival
     #[arg(long, default_value_t = 3)]
@@ -32,6 +33,9 @@ struct Args {
     /// Largest backlog at which a claim is measured
     #[arg(long, default_value_t = 1_000_000)]
     backlog: usize,
+    /// Rows of the inbox at which admission is measured
+    #[arg(long, default_value_t = 1_000_000)]
+    history: usize,
     /// How long the snapshot is held
     #[arg(long, default_value_t = 60)]
     held_seconds: u64,
@@ -87,6 +91,9 @@ async fn run(args: &Args, report: &mut Report) -> Result<(), BoxError> {
     }
     if wanted("idle") {
         resources::idle(report).await?;
+    }
+    if wanted("admission") {
+        admission::by_history(report, args.rounds, args.history).await?;
     }
     Ok(())
 }
