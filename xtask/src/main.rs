@@ -2,9 +2,9 @@
 
 mod bench;
 mod chaos;
+mod examples;
 mod failure;
 mod held;
-mod orders;
 mod packages;
 mod seeded_bugs;
 mod services;
@@ -25,7 +25,7 @@ cargo xtask <command>
 
   test [-- ARGS]                    install what is missing, start a private PostgreSQL and RabbitMQ, run all tests;
                                     ARGS go to `cargo test`
-  orders [-- ARGS]                  run the orders example on a private PostgreSQL and RabbitMQ; ARGS go to it
+  orders, checkout [-- ARGS]        run that example on a private PostgreSQL and RabbitMQ; ARGS go to it
   bench [-- ARGS]                   measure beside a bare client and the articles' algorithms; ARGS go to the benchmark
   sim [--seed N | --seeds FROM..TO] run the engine in its simulated world; one seed prints its last events
   chaos [--schedules N] [--seed S]  run random schedules of faults on real servers, and note them in
@@ -54,7 +54,7 @@ fn run(args: &[String]) -> Result<ExitCode, Failure> {
     };
     match command.as_str() {
         "test" => test::run(rest),
-        "orders" => orders::run(rest),
+        "orders" | "checkout" => examples::run(command, rest),
         "bench" => bench::run(rest),
         "sim" => sim::run(rest),
         "chaos" => chaos::run(rest),

@@ -29,6 +29,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
             cargo.envs(environment).env("POSTROOM_TEST_DIR", &scratch.0);
             cargo.env("POSTROOM_BIN", workspace.built("release", "postroom"));
             cargo.env("POSTROOM_ORDERS_BIN", workspace.built("release", "orders"));
+            cargo.env("POSTROOM_CHECKOUT_BIN", workspace.built("release", "checkout"));
             Ok(held.run(&mut cargo)?)
         })
     });
@@ -60,6 +61,8 @@ pub(crate) fn build_programs(workspace: &Workspace, held: &Held) -> Result<(), F
             "postroom-cli",
             "-p",
             "orders",
+            "-p",
+            "checkout",
             "--features",
             "postroom-cli/crash-points,postroom-cli/otlp",
         ]);

@@ -22,6 +22,11 @@ pub fn orders_binary() -> PathBuf {
     required("POSTROOM_ORDERS_BIN").into()
 }
 
+/// The checkout example.
+pub fn checkout_binary() -> PathBuf {
+    required("POSTROOM_CHECKOUT_BIN").into()
+}
+
 /// A new empty folder under the test run's scratch folder.
 ///
 /// # Panics

@@ -147,6 +147,7 @@ async fn a_message_that_kills_its_consumer_every_time_is_dead_in_the_end_and_del
     while !client.query_one(done, &[]).await.unwrap().get::<_, bool>(0) {
         if !consumer.lives() {
             deaths += 1;
+            assert!(deaths <= 7, "it kills for ever");
             consumer = Consumer::start(&database, queue.name(), None);
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

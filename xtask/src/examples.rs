@@ -1,4 +1,4 @@
-//! `cargo xtask orders`: the orders example on private servers of its own.
+//! `cargo xtask orders` and `cargo xtask checkout`: an example on private servers of its own.
 
 use std::process::ExitCode;
 
@@ -9,8 +9,8 @@ use crate::steps::step;
 use crate::test::{build_programs, exit_code, passed_on, start_services};
 use crate::workspace::Workspace;
 
-pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
-    let extra = passed_on("orders", args)?;
+pub(crate) fn run(name: &str, args: &[String]) -> Result<ExitCode, Failure> {
+    let extra = passed_on(name, args)?;
     let workspace = Workspace::find()?;
     let held = Held::until_interrupted()?;
     packages::ensure(&held)?;
@@ -20,10 +20,10 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
         let (Some(store), Some(rabbitmq)) = (url("POSTROOM_TEST_POSTGRES"), url("POSTROOM_TEST_RABBITMQ")) else {
             return Err(Failure::work("the servers have no address"));
         };
-        step("orders", || {
-            let mut orders = std::process::Command::new(workspace.built("release", "orders"));
-            orders.arg("--store").arg(store).arg("--rabbitmq").arg(rabbitmq).args(extra);
-            Ok(held.run(&mut orders)?)
+        step(name, || {
+            let mut example = std::process::Command::new(workspace.built("release", name));
+            example.arg("--store").arg(store).arg("--rabbitmq").arg(rabbitmq).args(extra);
+            Ok(held.run(&mut example)?)
         })
     });
     held.let_go();

@@ -1,0 +1,74 @@
+//! One service as a process: a relay for its outbox and a receiver with its inbox, until its standard input ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use postroom::{BoxError, Consumer, MessageId, Order, TopicFilter};
+use postroom_brokers::rabbitmq::{
+    Binding, RabbitmqOptions, RabbitmqSink, RabbitmqSubscription, RabbitmqSubscriptionOptions,
+};
+use postroom_consumer::Receiver;
+use postroom_postgres::{Connector, LogSource, LogSourceOptions, POSITIONS_EVERY, PostgresSession, StartAt};
+use postroom_relay::Relay;
+use tokio::io::AsyncReadExt;
+use tokio::sync::watch;
+
+use crate::services::Service;
+
+/// The queue of a service; bound to what it wants.
+pub fn subscription(service: Service, rabbitmq: &str, exchange: &str) -> RabbitmqSubscription {
+    RabbitmqSubscription::new(RabbitmqSubscriptionOptions {
+        url: rabbitmq.to_owned(),
+        queue: format!("{exchange}-{}", service.name()),
+        bind: service.wants().iter().map(|kind| Binding::new(exchange, *kind)).collect(),
+        prefetch: 200,
+    })
+}
+
+pub async fn run(service: Service, store: &str, rabbitmq: &str, exchange: &str) -> Result<(), BoxError> {
+    let connector = Connector::new(store)?;
+    let (stop, stopped) = watch::channel(false);
+    let until = |mut stopped: watch::Receiver<bool>| async move {
+        // An error means that the sender is gone, which is a stop too.
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+    };
+    let source = LogSource::open(
+        connector.clone(),
+        LogSourceOptions {
+            route: service.name().to_owned(),
+            topics: TopicFilter::all(),
+            // No two relays share a name: this one may be a successor of one that died.
+            owner: format!("{}/{}", service.name(), MessageId::new()),
+            lease: Duration::from_secs(2),
+            start_at: StartAt::Oldest,
+            order: Order::Key,
+            positions_every: POSITIONS_EVERY,
+        },
+    )
+    .await?;
+    let mut options = RabbitmqOptions::new(rabbitmq);
+    options.exchange = exchange.to_owned();
+    let relay = Relay::new(service.name(), Arc::new(source), Arc::new(RabbitmqSink::new(options)?))
+        .poll_idle(Duration::from_millis(50));
+    let relay = tokio::spawn(relay.run(until(stopped.clone())));
+
+    let open = move || PostgresSession::new(connector.clone());
+    let consumer = Consumer::new(service.name())?;
+    let queue = Arc::new(subscription(service, rabbitmq, exchange));
+    let receiver = Receiver::new(queue, consumer, service.handlers(), open)?.lease(Duration::from_secs(2));
+    let receiver = tokio::spawn(receiver.run(until(stopped)));
+
+    let mut nothing = Vec::new();
+    tokio::io::stdin().read_to_end(&mut nothing).await?;
+    let _ = stop.send(true);
+    let received = receiver.await??;
+    let relayed = relay.await?;
+    eprintln!(
+        "{}: {} effects, {} duplicates, {} sent",
+        service.name(),
+        received.applied,
+        received.duplicates,
+        relayed.counters.stored
+    );
+    Ok(())
+}
