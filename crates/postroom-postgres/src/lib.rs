@@ -8,6 +8,8 @@
 mod columns;
 #[cfg(feature = "sqlx")]
 mod sqlx_outbox;
+#[cfg(feature = "sqlx")]
+mod sqlx_receiving;
 
 #[cfg(feature = "tokio-postgres")]
 mod connect;
@@ -68,6 +70,9 @@ pub use receiving::PostgresSession;
 pub use status::status;
 #[cfg(feature = "tokio-postgres")]
 pub use why::whereabouts;
+
+#[cfg(feature = "sqlx")]
+pub use sqlx_receiving::{SqlxPostgres, SqlxSession};
 
 /// The outbox and the inbox in PostgreSQL. It has no connection of its own: it works in the caller's transaction.
 ///

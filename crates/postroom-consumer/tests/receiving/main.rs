@@ -7,5 +7,6 @@ mod once;
 mod processes;
 mod setup;
 mod sqlite;
+mod sqlx;
 mod taken;
 mod versions;
