@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use postroom::{Batch, BoxError, Consumer, Message, MessageId, Sink, TopicFilter};
+use postroom::{Batch, BoxError, Consumer, Message, MessageId, NewerUpsert, Sink, TopicFilter};
 use postroom_brokers::in_process::InProcessBroker;
 use postroom_consumer::{
     Compensate, Handle, HandlerError, Handlers, Incoming, OutOfOrder, ReceiveCounters, Receiver, Versions,
@@ -32,12 +32,8 @@ impl Handle<Sqlite, OrderChanged> for OrderView {
         changed: &Incoming<OrderChanged>,
     ) -> Result<(), HandlerError> {
         let message = &changed.message;
-        tx.execute(
-            "insert into order_view (id, state, version, gaps) values (?1, ?2, ?3, 0)
-                 on conflict (id) do update set state = excluded.state, version = excluded.version
-                                          where order_view.version < excluded.version",
-            params![message.aggregate_id, changed.body.state, message.aggregate_version],
-        )?;
+        let upsert = NewerUpsert::new("order_view", &["id"], &["state"], "version").sqlite();
+        tx.execute(&upsert, params![message.aggregate_id, changed.body.state, message.aggregate_version])?;
         tx.execute(
             "insert into applied (id, version) values (?1, ?2)",
             params![message.aggregate_id, message.aggregate_version],
@@ -64,7 +60,7 @@ pub async fn run(path: &Path) -> Result<(ReceiveCounters, i64), BoxError> {
     let mut file = postroom_sqlite::connect(path)?;
     postroom_sqlite::migrate(&mut file)?;
     file.execute_batch(
-        "create table order_view (id text primary key, state text, version integer, gaps integer);
+        "create table order_view (id text primary key, state text, version integer, gaps integer default 0);
          create table applied (n integer primary key autoincrement, id text, version integer);",
     )?;
     let broker = InProcessBroker::new();

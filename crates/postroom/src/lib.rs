@@ -17,6 +17,7 @@ mod limits;
 mod message;
 mod order;
 mod outbox;
+mod projection;
 mod redact;
 mod retry;
 mod sink;
@@ -47,6 +48,7 @@ pub use limits::{
 pub use message::{Headers, Message, MessageId, headers_from_json};
 pub use order::{OnDead, Order};
 pub use outbox::{EnqueueError, Outbox};
+pub use projection::NewerUpsert;
 pub use redact::redact_url;
 pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide, tidy_reason};
 pub use sink::{Batch, Sink, SinkLimits};

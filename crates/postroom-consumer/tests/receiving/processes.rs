@@ -10,6 +10,7 @@ use postroom_brokers::rabbitmq::{
 use postroom_testkit::chance::Chance;
 use postroom_testkit::postgres::Database;
 use postroom_testkit::rabbitmq::AuditQueue;
+use postroom_testkit::services::RabbitServer;
 use postroom_testkit::surroundings;
 use tokio_postgres::Client;
 
@@ -204,4 +205,33 @@ async fn a_cancelled_consumer_and_a_closed_channel_are_recovered_from() {
     until(&client, "select count(*) = 4 from done").await;
     running.stop().await;
     assert_once(&client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_is_killed_under_a_receiver_loses_nothing() {
+    const MESSAGES: usize = 2000;
+    let mut broker = RabbitServer::start(&surroundings::scratch("receiver").join("rabbitmq")).unwrap();
+    let database = postgres().await;
+    let client = database.connect().await;
+    let mut options = RabbitmqOptions::new(broker.url());
+    options.exchange = "e".to_owned();
+    let subscription = RabbitmqSubscription::new(RabbitmqSubscriptionOptions {
+        url: broker.url(),
+        queue: "q".to_owned(),
+        bind: vec![Binding::new("e", "#")],
+        prefetch: 200,
+    });
+    subscription.connect().await.unwrap();
+    let messages: Vec<Message> = (0..MESSAGES).map(|n| told(&format!("k{}", n % 50), "order")).collect();
+    let sink = RabbitmqSink::new(options).unwrap();
+    publish_all(&sink, &messages).await;
+    let running = Running::start(receiver_on(database.url(), subscription, as_told()).batch_max(5).concurrency(2));
+    until(&client, "select count(*) > 300 from effects").await;
+    broker.kill().unwrap();
+    assert!(effects(&client).await < MESSAGES as i64, "it was killed in the middle");
+    broker.start_again().unwrap();
+    until(&client, &format!("select count(*) = {MESSAGES} from effects")).await;
+    running.stop().await;
+    assert_once(&client).await;
+    broker.stop().unwrap();
 }

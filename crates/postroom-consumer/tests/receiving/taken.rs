@@ -209,6 +209,13 @@ async fn admission_and_versions_are_one_call_in_the_callers_transaction() {
         said.push(client.query_one(newer, &[&version]).await.unwrap().get::<_, bool>(0));
     }
     assert_eq!(said, [true, false, false, true]);
+    client.batch_execute("create table order_view (id text primary key, state text, version bigint)").await.unwrap();
+    let upsert = postroom::NewerUpsert::new("public.order_view", &["id"], &["state"], "version").postgres();
+    let mut changed = Vec::new();
+    for (state, version) in [("paid", 2i64), ("placed", 1), ("paid", 2), ("shipped", 3)] {
+        changed.push(client.execute(&upsert, &[&"o-1", &state, &version]).await.unwrap());
+    }
+    assert_eq!(changed, [1, 0, 0, 1]);
 }
 
 #[tokio::test]
