@@ -82,7 +82,8 @@ impl Rig {
 
     /// Starts a relay that reaches its servers by these URLs, with more variables in its environment.
     pub fn relay_over(&self, name: &str, store: &str, broker: &str, variables: &[(&str, String)]) -> RelayProcess {
-        let config = self.dir.join(format!("{name}.toml"));
+        // A file for each: one that was just started may still be reading its own.
+        let config = self.dir.join(format!("{name}-{}.toml", surroundings::unique()));
         let text = format!(
             "[store]\nurl = {store:?}\n[relay]\nin_flight_max = {}\nlease = \"1s\"\npoll_idle = \"50ms\"\n\
              [[routes]]\nname = \"orders\"\n{}[routes.sink]\nkind = \"rabbitmq\"\nurl = {broker:?}\nexchange = {:?}\n{}",
