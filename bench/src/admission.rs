@@ -64,7 +64,7 @@ async fn run(database: &Database, messages: usize, batch: usize, duplicates: Opt
     // Those that were admitted before, spread evenly.
     let known = |n: usize| duplicates.is_some_and(|percent| n * 37 % 100 < percent);
     let before: Vec<Uuid> = ids.iter().enumerate().filter(|(n, _)| known(*n)).map(|(_, id)| (*id).into()).collect();
-    client.execute("select count(*) from postroom.inbox_admit('bench', $1::uuid[])", &[&before]).await?;
+    client.execute("select count(*) from postroom.inbox_admit_many('bench', $1::uuid[])", &[&before]).await?;
     let connector = Connector::new(database.url())?;
     let began = Instant::now();
     let workers: Vec<_> = (0..CONNECTIONS)

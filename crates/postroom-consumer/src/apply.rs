@@ -126,14 +126,14 @@ pub(crate) async fn apply<F: ConsumerStore>(
                 handlers.compensate(tx, &late).await.map_err(sorted::<F>)?;
                 return Ok((Fate::Compensated.into(), None));
             }
-            Turn::WindowOver { expected, window } => {
+            Turn::WindowOver { expected } => {
                 let between =
                     F::waiting_versions(tx, consumer, aggregate, expected.saturating_sub(1), *version).await?;
                 match gap(expected, *version, &between) {
-                    Gap::Waits => return Ok((Fate::Early.into(), Some(LOOK_AGAIN.min(window)))),
+                    Gap::Waits => return Ok((Fate::Early.into(), Some(LOOK_AGAIN))),
                     Gap::LetGo => {
                         F::set_version(tx, consumer, aggregate, expected.saturating_sub(1)).await?;
-                        return Ok((Fate::Early.into(), Some(LOOK_AGAIN.min(window))));
+                        return Ok((Fate::Early.into(), Some(LOOK_AGAIN)));
                     }
                     Gap::Missing(versions) => {
                         missing = versions.clone().count() as u64;
@@ -143,7 +143,7 @@ pub(crate) async fn apply<F: ConsumerStore>(
                         F::set_version(tx, consumer, aggregate, last_missing).await?;
                         if last_missing.saturating_add(1) != *version {
                             // It has waited for its window already.
-                            return Ok((End { fate: Fate::Early, missing }, Some(LOOK_AGAIN.min(window))));
+                            return Ok((End { fate: Fate::Early, missing }, Some(LOOK_AGAIN)));
                         }
                     }
                 }

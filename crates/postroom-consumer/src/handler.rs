@@ -99,7 +99,7 @@ pub enum OutOfOrder<'a> {
     Missing {
         /// Of this aggregate.
         aggregate: &'a Aggregate,
-        /// The versions that did not come.
+        /// The versions that did not come; of a writer that skips versions, perhaps very many.
         versions: RangeInclusive<i64>,
         /// The message that waited for them.
         next: &'a Message,

@@ -25,6 +25,8 @@ const RECEIVE_RETRY_CAP: Duration = Duration::from_secs(30);
 const TAKE_RETRY_CAP: Duration = Duration::from_secs(10);
 /// An ack that takes longer is given up: its connection hangs, and the message comes again as a duplicate.
 const ACK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longer than this is never meant.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 /// From this many claims in a row without a word a message is handled alone: it may have killed whoever had it.
 const ALONE_FROM_CLAIMS: u32 = 2;
 /// A message with so many claims in a row without a word is dead.
@@ -68,7 +70,7 @@ pub struct ReceiveCounters {
 
 impl ReceiveCounters {
     fn count(&mut self, end: End) {
-        self.missing += end.missing;
+        self.missing = self.missing.saturating_add(end.missing);
         let counter = match end.fate {
             Fate::Applied => &mut self.applied,
             Fate::Merged => &mut self.merged,
@@ -178,26 +180,26 @@ impl<F: ConsumerStore> Receiver<F> {
     /// How long a handler may take for one message; 60 s. One that takes longer is dropped at its next await, its
     /// transaction is rolled back, and the attempt has failed. A handler that blocks its thread cannot be dropped.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.timeout = timeout.min(LONGEST);
         self
     }
 
     /// How long a claim on a waiting message holds without a renewal; 10 s. After a crash it is the longest wait until
     /// another worker takes the message.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease.max(Duration::from_secs(1));
+        self.lease = lease.clamp(Duration::from_secs(1), LONGEST);
         self
     }
 
     /// How often the store is asked for waiting messages that are due; 250 ms.
     pub fn poll(mut self, poll: Duration) -> Self {
-        self.poll = poll.max(Duration::from_millis(10));
+        self.poll = poll.clamp(Duration::from_millis(10), LONGEST);
         self
     }
 
     /// How long a stop waits for handlers; 20 s. What has not ended then is rolled back and given back to the broker.
     pub fn stop_deadline(mut self, deadline: Duration) -> Self {
-        self.stop_deadline = deadline;
+        self.stop_deadline = deadline.min(LONGEST);
         self
     }
 
@@ -235,6 +237,7 @@ impl<F: ConsumerStore> Receiver<F> {
             working: 0,
             claimed: VecDeque::new(),
             suspect: None,
+            suspect_since: Instant::now(),
             alone: false,
             batch_max: self.batch_max,
             batch_now: self.batch_max,
@@ -293,6 +296,7 @@ struct Running<F: ConsumerStore> {
     claimed: VecDeque<Held<F>>,
     /// A message that may have killed those who had it.
     suspect: Option<Held<F>>,
+    suspect_since: Instant,
     /// The suspect is in work, and nothing else.
     alone: bool,
     batch_max: usize,
@@ -327,7 +331,7 @@ impl<F: ConsumerStore> Running<F> {
                     Err(error) => break Some(ReceiverFailed::Worker(error)),
                 },
                 Some(Err(error)) = receiving.join_next() => break Some(ReceiverFailed::Worker(error)),
-                Some(received) = arrivals.recv() => self.arrived(received).await,
+                Some(received) = arrivals.recv() => self.arrived(received),
                 () = tokio::time::sleep_until(wake) => {}
             }
         };
@@ -390,9 +394,10 @@ impl<F: ConsumerStore> Running<F> {
             left.push(received);
         }
         self.counters.requeued += left.len() as u64;
+        let deadline = Instant::now() + ACK_TIMEOUT;
         let requeue = async {
             for received in left {
-                answer(self.subscription.as_ref(), &received, true).await;
+                answer(deadline, self.subscription.as_ref(), &received, true).await;
             }
         };
         // A connection that hangs gives back by its end.
@@ -414,21 +419,21 @@ impl<F: ConsumerStore> Running<F> {
         });
     }
 
-    async fn arrived(&mut self, mut received: Received) {
+    fn arrived(&mut self, mut received: Received) {
         if received.id.is_none() {
             tracing::error!(
                 routing_key = received.message.address(),
                 "rejected a message without a message id of ours"
             );
             self.counters.rejected += 1;
-            let _ = tokio::time::timeout(ACK_TIMEOUT, self.subscription.reject(&received)).await;
+            self.reject(received);
             return;
         }
         without_nul(&mut received.message);
         if let Some(problem) = unkeepable(&received.message) {
             tracing::error!(id = %received.message.id, "rejected a message that no store can keep: {problem}");
             self.counters.rejected += 1;
-            let _ = tokio::time::timeout(ACK_TIMEOUT, self.subscription.reject(&received)).await;
+            self.reject(received);
             return;
         }
         let (system, consumer) = (self.subscription.system(), self.shared.consumer.as_str());
@@ -437,6 +442,14 @@ impl<F: ConsumerStore> Running<F> {
         let begun_before = received.redelivered && !cfg!(seeded_bug = "redelivered_is_begun_like_any_other");
         let careful = (begun_before || calls) && !self.shared.keeps_all;
         self.queue.push(Arrival { received, single: false, careful });
+    }
+
+    /// Beside the loop: a broker that hangs must not hold it up.
+    fn reject(&self, received: Received) {
+        let subscription = self.subscription.clone();
+        tokio::spawn(async move {
+            let _ = tokio::time::timeout(ACK_TIMEOUT, subscription.reject(&received)).await;
+        });
     }
 
     /// Begins whatever can be begun.
@@ -453,7 +466,9 @@ impl<F: ConsumerStore> Running<F> {
                 break;
             }
         }
-        if self.working == 0
+        // One that never ends must not hold up everything: then the suspect is handled beside it.
+        let waited = self.suspect_since.elapsed() > self.shared.timeout;
+        if (self.working == 0 || (waited && !self.alone && !self.desks.is_empty()))
             && let Some(suspect) = self.suspect.take()
         {
             self.alone = true;
@@ -505,9 +520,15 @@ impl<F: ConsumerStore> Running<F> {
                 [one] => Some(vec![desk.single(one).await]),
                 many => desk.batch(many).await,
             };
+            let deadline = Instant::now() + ACK_TIMEOUT;
             for (arrival, end) in batch.iter().zip(ends.iter().flatten()) {
-                answer(subscription.as_ref(), &arrival.received, matches!(end.fate, Fate::Requeue | Fate::Refused))
-                    .await;
+                answer(
+                    deadline,
+                    subscription.as_ref(),
+                    &arrival.received,
+                    matches!(end.fate, Fate::Requeue | Fate::Refused),
+                )
+                .await;
             }
             Done::Batch(desk, batch, ends)
         });
@@ -571,6 +592,7 @@ impl<F: ConsumerStore> Running<F> {
                 for held in taken {
                     if held.waiting.claims >= ALONE_FROM_CLAIMS {
                         self.suspect = Some(held);
+                        self.suspect_since = now;
                     } else {
                         self.claimed.push_back(held);
                     }
@@ -597,10 +619,10 @@ impl<F: ConsumerStore> Running<F> {
 }
 
 /// Acks a delivery, or gives it back. A connection that is gone gives back by itself.
-async fn answer(subscription: &dyn Subscription, received: &Received, again: bool) {
+async fn answer(deadline: Instant, subscription: &dyn Subscription, received: &Received, again: bool) {
     let answered =
         async { if again { subscription.requeue(received).await } else { subscription.ack(received).await } };
-    match tokio::time::timeout(ACK_TIMEOUT, answered).await {
+    match tokio::time::timeout_at(deadline, answered).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!("failed to {}", chain(&error)),
         Err(_) => tracing::debug!("an ack was given up after {ACK_TIMEOUT:?}"),

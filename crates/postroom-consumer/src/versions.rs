@@ -43,8 +43,6 @@ pub(crate) enum Turn {
     WindowOver {
         /// The version that should come next.
         expected: i64,
-        /// The window, for those that wait on.
-        window: Duration,
     },
 }
 
@@ -63,7 +61,7 @@ pub(crate) fn turn(versions: Versions, last: Option<i64>, version: i64, window_o
             } else if version < expected {
                 Turn::Stale(late, expected.saturating_sub(1))
             } else if window_over && !cfg!(seeded_bug = "window_without_end") {
-                Turn::WindowOver { expected, window }
+                Turn::WindowOver { expected }
             } else {
                 Turn::Early(window)
             }
@@ -110,7 +108,7 @@ mod tests {
         let order = Versions::in_order(WINDOW);
         assert_eq!(turn(order, None, 1, false), Turn::Now);
         assert_eq!(turn(order, None, 2, false), Turn::Early(WINDOW));
-        assert_eq!(turn(order, Some(1), 3, true), Turn::WindowOver { expected: 2, window: WINDOW });
+        assert_eq!(turn(order, Some(1), 3, true), Turn::WindowOver { expected: 2 });
         assert_eq!(turn(order, Some(3), 2, false), Turn::Stale(Stale::Compensate, 3));
         let from_any = Versions::InOrder { window: WINDOW, first: None, late: Stale::Ignore };
         assert_eq!(turn(from_any, None, 40, false), Turn::Now);

@@ -107,11 +107,11 @@ end
 $$;
 
 -- The same for many at once; returns those that may have their effect.
-create function postroom.inbox_admit(consumer text, message_ids uuid[]) returns setof uuid
+create function postroom.inbox_admit_many(consumer text, message_ids uuid[]) returns setof uuid
 language sql volatile
 as $$
     insert into postroom.inbox (consumer, message_id)
-    select inbox_admit.consumer, id from unnest(message_ids) id order by id -- one order for all, so that none deadlock
+    select inbox_admit_many.consumer, id from unnest(message_ids) id order by id -- one order for all, so that none deadlock
         on conflict do nothing
     returning inbox.message_id
 $$;

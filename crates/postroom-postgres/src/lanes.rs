@@ -292,6 +292,11 @@ impl Lanes {
     pub fn lose(&mut self, number: u16, epoch: i64) {
         if self.lanes.get(&number).is_some_and(|lane| lane.epoch == epoch) {
             self.lanes.remove(&number);
+            tracing::info!(
+                lane = number,
+                epoch,
+                "lost a lane; what was in hand of it is published again by whoever has it"
+            );
             self.lost.push(number);
             self.out.retain(|_, out| !(out.lane == number && out.epoch == epoch));
         }

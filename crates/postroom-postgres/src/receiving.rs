@@ -72,6 +72,14 @@ impl Session<Postgres> for PostgresSession {
     }
 }
 
+/// A statement that was cancelled for its time, such as a deferred trigger at the commit, comes again with the same message.
+fn told(what: &'static str, error: tokio_postgres::Error) -> StoreError {
+    if error.code() == Some(&SqlState::QUERY_CANCELED) {
+        return StoreError::Refused { what, source: error.into() };
+    }
+    store_error(what, error)
+}
+
 type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// One round trip: the types are said, so that nothing has to be prepared.
@@ -81,7 +89,7 @@ async fn query(
     sql: &str,
     parameters: &[Parameter<'_>],
 ) -> Result<Vec<Row>, StoreError> {
-    tx.query_typed(sql, parameters).await.map_err(|error| store_error(what, error))
+    tx.query_typed(sql, parameters).await.map_err(|error| told(what, error))
 }
 
 async fn execute(
@@ -90,7 +98,7 @@ async fn execute(
     sql: &str,
     parameters: &[Parameter<'_>],
 ) -> Result<u64, StoreError> {
-    tx.execute_typed(sql, parameters).await.map_err(|error| store_error(what, error))
+    tx.execute_typed(sql, parameters).await.map_err(|error| told(what, error))
 }
 
 #[async_trait]
@@ -100,8 +108,8 @@ impl ConsumerStore for Postgres {
         // silent rollback. This statement fails there instead.
         tx.batch_execute("select 1")
             .await
-            .map_err(|error| store_error("have the effect: its transaction is aborted", error))?;
-        tx.commit().await.map_err(|error| store_error("commit the effect", error))
+            .map_err(|error| told("have the effect: its transaction is aborted", error))?;
+        tx.commit().await.map_err(|error| told("commit the effect", error))
     }
 
     async fn admit(
@@ -327,7 +335,11 @@ impl ConsumerStore for Postgres {
                 let mut cause = error.source();
                 while let Some(inner) = cause {
                     if let Some(inner) = inner.downcast_ref::<tokio_postgres::Error>() {
-                        return if says_nothing_about_the_message(inner) { Ok(busy(error)) } else { Err(error) };
+                        return match (says_nothing_about_the_message(inner), is_gone(inner)) {
+                            (false, _) => Err(error),
+                            (true, true) => Ok(StoreError::Unavailable { what: HANDLING, source: error }),
+                            (true, false) => Ok(StoreError::Busy { what: HANDLING, source: error }),
+                        };
                     }
                     cause = inner.source();
                 }
@@ -340,8 +352,9 @@ impl ConsumerStore for Postgres {
 
 const HANDLING: &str = "handle a message";
 
-fn busy(source: BoxError) -> StoreError {
-    StoreError::Busy { what: HANDLING, source }
+/// The connection or the server went away.
+fn is_gone(error: &tokio_postgres::Error) -> bool {
+    error.code().is_none_or(|code| code.code().starts_with("08") || code.code().starts_with("57P"))
 }
 
 /// Locks, serialization, deadlocks, resources, a server that goes or comes, a broken connection. Not a query that was

@@ -304,6 +304,7 @@ fn sorted(error: &sqlx::Error) -> Sorted {
     };
     match code.as_ref() {
         "42P01" | "3F000" | "42703" | "42883" => Sorted::Schema,
+        "57014" => Sorted::Refused,
         code if code.starts_with("08") || code.starts_with("57P") => Sorted::Unavailable,
         code if ["40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class)) => Sorted::Busy,
         _ => Sorted::Refused,

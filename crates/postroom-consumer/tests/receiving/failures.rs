@@ -247,6 +247,7 @@ async fn a_call_waits_for_its_version() {
     publish(&broker, vec![version(1), version(1)]).await;
     until(&client, "select count(*) = 2 from done where key = 'paid'").await;
     until(&client, "select count(*) = 3 from postroom.inbox").await;
+    until(&client, "select count(*) = 0 from postroom.inbox_messages where state <> 'done'").await;
     while broker.unsettled("q") > 0 {
         tokio::task::yield_now().await;
     }

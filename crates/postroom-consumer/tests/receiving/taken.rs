@@ -194,14 +194,14 @@ async fn admission_and_versions_are_one_call_in_the_callers_transaction() {
     let database = postgres().await;
     let client = database.connect().await;
     let id = Uuid::from(MessageId::new());
-    let admit = "select postroom.inbox_admit('billing', $1::uuid)";
+    let admit = "select postroom.inbox_admit('billing', $1)";
     let mut said = Vec::new();
     for _ in 0..2 {
         said.push(client.query_one(admit, &[&id]).await.unwrap().get::<_, bool>(0));
     }
     assert_eq!(said, [true, false]);
     let more = [id, MessageId::new().into(), MessageId::new().into()];
-    let new = client.query("select postroom.inbox_admit('billing', $1::uuid[])", &[&more.as_slice()]).await.unwrap();
+    let new = client.query("select postroom.inbox_admit_many('billing', $1)", &[&more.as_slice()]).await.unwrap();
     assert_eq!(new.len(), 2);
     let newer = "select postroom.inbox_newer('billing', 'order', 'o-1', $1::bigint)";
     let mut said = Vec::new();

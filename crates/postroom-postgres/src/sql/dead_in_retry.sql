@@ -14,6 +14,7 @@ select consumer, message_id, ordering_key, error, history, topic, type, payload,
   from gone order by seq
     -- Its row may still wait to be swept away.
     on conflict (consumer, message_id) do update
-       set state = 'new', due_at = clock_timestamp(), attempts = 0, claims = 0, payload = excluded.payload,
+       set state = 'new', seq = default, window_over = false, claimed_by = null, due_at = clock_timestamp(), attempts = 0,
+           claims = 0, payload = excluded.payload,
            last_error = excluded.last_error, history = excluded.history
      where m.state = 'done'
