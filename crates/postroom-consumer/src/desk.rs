@@ -135,13 +135,11 @@ impl<F: ConsumerStore> Desk<F> {
         let taken = taken.await;
         let (mut suspects, others): (Vec<_>, Vec<_>) =
             self.whole(taken)?.into_iter().partition(|waiting| waiting.claims >= suspect);
-        let mut held: Vec<Held<F>> =
-            others.into_iter().chain(suspects.pop()).map(|waiting| self.hold(waiting)).collect();
+        // The suspect is the last one.
+        let held = others.into_iter().chain(suspects.pop()).map(|waiting| self.hold(waiting)).collect();
         for waiting in suspects {
             self.give_back(waiting.message.id, waiting.claim).await;
         }
-        // The suspect is the last one.
-        held.sort_by_key(|held| held.waiting.claims >= suspect);
         Ok(held)
     }
 

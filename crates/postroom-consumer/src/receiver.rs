@@ -64,7 +64,7 @@ pub struct ReceiveCounters {
     pub lapsed: u64,
     /// Given back to the broker.
     pub requeued: u64,
-    /// Rejected, since they carry no message id of ours.
+    /// Rejected, since they carry no message id of ours, or a key or name that is too long to be kept.
     pub rejected: u64,
 }
 
@@ -300,7 +300,7 @@ struct Running<F: ConsumerStore> {
     /// The suspect is in work, and nothing else.
     alone: bool,
     batch_max: usize,
-    /// Halved to one when a batch fails, doubled when one does not.
+    /// One when a batch has failed, doubled when one has not.
     batch_now: usize,
     poll: Duration,
     next_take: Instant,
@@ -415,7 +415,8 @@ impl<F: ConsumerStore> Running<F> {
             for (id, claim) in claims {
                 desk.give_back(id, claim).await;
             }
-            Done::Renewed(desk)
+            // The taker comes back with nothing.
+            Done::Taken(desk, 1, Ok(Vec::new()))
         });
     }
 
