@@ -188,6 +188,13 @@ const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "renewal_loses_lanes_that_are_being_written",
+        breaks: "takes a lane for lost when its position is written during the renewal",
+        package: "postroom-postgres",
+        test: &["--test", "store", "a_renewal_and_a_write_of_positions_that_wait_for_each_other_lose_no_lane"],
+        needs_bin: false,
+    },
+    Bug {
         name: "reads_again_what_was_parked",
         breaks: "reads parked messages again after a crash",
         package: "postroom-postgres",

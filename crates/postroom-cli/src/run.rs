@@ -127,7 +127,8 @@ fn report(summaries: &[(String, Summary)], received: &[(String, ReceiveCounters)
                 serde_json::json!({
                     "route": route, "claimed": counters.claimed, "acked": counters.stored, "retried": counters.retried,
                     "queued": counters.queued, "scheduled": counters.scheduled, "dead": counters.dead,
-                    "unknown": counters.unknown, "fenced": counters.fenced, "sink_outages": counters.sink_outages,
+                    "unknown": counters.unknown, "fenced": counters.fenced,
+                    "lanes_lost": counters.lanes_lost, "sink_outages": counters.sink_outages,
                     "unfinished": summary.unfinished,
                 })
             })
@@ -146,8 +147,8 @@ fn report(summaries: &[(String, Summary)], received: &[(String, ReceiveCounters)
     }
     for (route, Summary { counters, unfinished }) in summaries {
         eprintln!(
-            "postroom: route {route}: acked {}, retried {}, dead {}, fenced {}, unfinished {unfinished}",
-            counters.stored, counters.retried, counters.dead, counters.fenced
+            "postroom: route {route}: acked {}, retried {}, dead {}, fenced {}, lanes lost {}, unfinished {unfinished}",
+            counters.stored, counters.retried, counters.dead, counters.fenced, counters.lanes_lost
         );
     }
     for (consumer, counters) in received {

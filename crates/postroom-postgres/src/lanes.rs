@@ -292,7 +292,7 @@ impl Lanes {
     pub fn lose(&mut self, number: u16, epoch: i64) {
         if self.lanes.get(&number).is_some_and(|lane| lane.epoch == epoch) {
             self.lanes.remove(&number);
-            tracing::info!(
+            tracing::warn!(
                 lane = number,
                 epoch,
                 "lost a lane; what was in hand of it is published again by whoever has it"

@@ -441,6 +441,8 @@ impl Source for LogSource {
                 let sql = include_str!("sql/renew.sql");
                 let deathless = cfg!(seeded_bug = "deaths_are_not_counted");
                 let sql = unless(deathless, sql, "s.deaths + 1", "s.deaths");
+                let inlined = cfg!(seeded_bug = "renewal_loses_lanes_that_are_being_written");
+                let sql = unless(inlined, sql, "mine as materialized", "mine as");
                 let statement = session.prepared(sql).await?;
                 let (route, owner) = (&self.options.route, &self.options.owner);
                 let Report { sink_down, survived } = report;

@@ -365,6 +365,7 @@ impl Engine {
         if lanes.is_empty() {
             return;
         }
+        self.counters.lanes_lost += lanes.len() as u64;
         let gone: Vec<Token> = self
             .held
             .iter()

@@ -92,6 +92,8 @@ pub struct Counters {
     pub dead: u64,
     /// Settlements that changed nothing because the lane was lost.
     pub fenced: u64,
+    /// Lanes that turned out to be another relay's, or that another one took: what was in hand of them is repeated.
+    pub lanes_lost: u64,
     /// Times the sink was found unavailable, or refused everything.
     pub sink_outages: u64,
 }

@@ -55,7 +55,9 @@ blamed as (
 cleared as (
     delete from postroom.suspects s using held h where $7 and s.route = $1 and s.lane = h.lane
 ),
-mine as (select lane, true as kept, 0 as died from held union all select lane, false, died from taken),
+-- Materialized, or it is inlined as a plain union, of which PostgreSQL keeps no row for the recheck after a concurrent
+-- update: a position written meanwhile would make `renewed` skip the lane, and the relay would take it for lost.
+mine as materialized (select lane, true as kept, 0 as died from held union all select lane, false, died from taken),
 renewed as (
     update postroom.lanes l
        set owner = $2, expires_at = clock_timestamp() + $5::bigint * interval '1 millisecond',

@@ -1,6 +1,6 @@
 //! Lanes belong to one relay at a time; a stale one changes nothing.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use postroom::{Outcome, Source};
 use postroom_postgres::LogSource;
@@ -79,6 +79,42 @@ async fn a_relay_that_only_missed_its_renewal_goes_on_where_it_was() {
     source.settle(&done(claimed.iter().map(|delivery| delivery.token))).await.unwrap();
     assert_eq!(claimed.iter().map(|delivery| delivery.message.id).collect::<Vec<_>>(), ids);
     assert!(drain(&source).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_renewal_and_a_write_of_positions_that_wait_for_each_other_lose_no_lane() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let source = source(&database, "relay").await;
+    enqueue(&client, Some("a"), 1).await;
+    let claimed = claim_all(&source).await;
+    // With statistics, which is how it is on a server that has run for a minute, plans are others than without.
+    client.batch_execute("analyze postroom.lanes").await.unwrap();
+    for renews in [true, false] {
+        // Somebody's update of our lanes is under way, and commits while ours waits for it.
+        let other = database.connect().await;
+        other.batch_execute("begin; update postroom.lanes set settled_at = clock_timestamp()").await.unwrap();
+        let ours = async {
+            if renews {
+                renew(&source).await.lost_lanes
+            } else {
+                source.settle(&done(claimed.iter().map(|delivery| delivery.token))).await.unwrap().lost_lanes
+            }
+        };
+        let theirs = async {
+            let sql = "select count(*) > 0 from pg_locks l join pg_stat_activity a using (pid)
+                        where not l.granted and a.datname = current_database()";
+            let began = Instant::now();
+            while !client.query_one(sql, &[]).await.unwrap().get::<_, bool>(0) {
+                assert!(began.elapsed() < Duration::from_secs(30), "nobody waits for the lock");
+                tokio::task::yield_now().await;
+            }
+            other.batch_execute("commit").await.unwrap();
+        };
+        let (lost, ()) = tokio::join!(ours, theirs);
+        assert_eq!(lost, Vec::<u16>::new(), "I3: they would be read again from an old position");
+    }
+    assert_eq!(renew(&source).await.held, 16);
 }
 
 #[tokio::test]

@@ -34,6 +34,8 @@ max_replication_slots = 50
 track_commit_timestamp = off
 shared_buffers = 256MB
 max_wal_size = 4GB
+# A test lasts seconds: so its tables have the statistics, and its statements the plans, of a server that has run for minutes.
+autovacuum_naptime = 1s
 logging_collector = off
 ";
 
