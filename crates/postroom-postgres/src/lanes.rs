@@ -23,6 +23,8 @@ pub(crate) struct Lanes {
     pub floors: Floors,
     /// The last read found fresh rows, so the floor is worth raising.
     pub floor_is_stale: bool,
+    /// The last read saw no parked messages, and none were parked since: it is of no use to look for them.
+    pub none_parked: bool,
     pub reads: ReadCounters,
     lanes: BTreeMap<u16, Lane>,
     next_token: u64,
@@ -93,6 +95,7 @@ impl Lanes {
                 self.lose(number, epoch);
             }
             self.floors = Floors::default();
+            self.none_parked = false;
             self.generation = generation;
         }
     }
@@ -140,6 +143,7 @@ impl Lanes {
             _ if cfg!(seeded_bug = "floor_at_the_newest_seq") => i64::MAX / 2,
             floor => floor,
         };
+        self.none_parked = !read.any_parked;
         let mut by_lane: BTreeMap<u16, (Vec<FoundRow>, Vec<FoundRow>)> = BTreeMap::new();
         for row in read.rows {
             let (late, fresh) = by_lane.entry(row.lane).or_default();
@@ -444,7 +448,7 @@ mod tests {
             cut: false,
             message: Some(postroom::Message::new("orders", "order.placed", "x")),
         };
-        let read = Read { snapshot: "15:30:".into(), xmax: 30, rows: (1..=3).map(row).collect() };
+        let read = Read { snapshot: "15:30:".into(), xmax: 30, any_parked: false, rows: (1..=3).map(row).collect() };
         let (deliveries, _) = lanes.take_in(asked, read);
         for (settled, delivery) in (1..).zip(&deliveries) {
             assert!(lanes.settle(delivery.token));

@@ -200,7 +200,8 @@ impl LogSource {
 
     async fn claim_all(&self, want: Want) -> Result<Claimed, StoreError> {
         let mut claimed = Claimed::default();
-        if want.parked {
+        let looks = want.parked && !self.state().none_parked;
+        if looks {
             claimed.deliveries = self.claim_parked(want).await?;
             claimed.more = claimed.deliveries.len() >= want.messages;
         }
@@ -223,6 +224,8 @@ impl LogSource {
         // A lane may have been lost since its rows were taken in.
         claimed.deliveries.retain(|delivery| state.out_of(delivery.token).is_some());
         claimed.lost_lanes = state.take_lost();
+        // There were none before this read, and now there are some.
+        claimed.more |= want.parked && !looks && !state.none_parked;
         // Rows of other routes are passed without any settling.
         claimed.unwritten = state.has_unwritten();
         drop(state);
@@ -502,6 +505,7 @@ impl Source for LogSource {
                     state.lose(number, epoch);
                 }
             }
+            state.none_parked = false;
             settled.more_parked = record.frees_parked();
         }
         {
@@ -515,7 +519,7 @@ impl Source for LogSource {
         let due = self.state().positions_are_due(self.options.positions_every);
         if due && let Err(error) = self.write_positions().await {
             // Everything durable is recorded; the positions are kept and written with the next settling.
-            tracing::debug!(%error, "positions will be written later");
+            tracing::warn!(%error, "positions could not be written; they are with the next settling");
         }
         let mut state = self.state();
         settled.unwritten = state.has_unwritten();

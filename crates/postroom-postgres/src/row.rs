@@ -16,6 +16,8 @@ use crate::position::{CatchUp, Position, xmax};
 pub(crate) struct Read {
     pub snapshot: Arc<str>,
     pub xmax: u64,
+    /// The route has parked messages or blocked keys.
+    pub any_parked: bool,
     pub rows: Vec<FoundRow>,
 }
 
@@ -56,8 +58,9 @@ impl Read {
         let (header, rows) = rows.split_first().ok_or_else(|| unreadable("the read brought no snapshot".into()))?;
         let snapshot: Arc<str> = get::<String>(header, "topic")?.into();
         let xmax = xmax(&snapshot).ok_or_else(|| unreadable(format!("snapshot {snapshot:?}").into()))?;
+        let any_parked = get(header, "behind")?;
         let rows = rows.iter().map(FoundRow::of).collect::<Result<_, _>>()?;
-        Ok(Self { snapshot, xmax, rows })
+        Ok(Self { snapshot, xmax, any_parked, rows })
     }
 }
 

@@ -10,8 +10,8 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use postroom::{
-    Failure, Message, MessageSpan, OnDead, Order, RetryPolicy, Sink, Source, Step, StoreError, Verdict, Wake,
-    crash_point, crash_point_over, fingerprint,
+    Batch, Failure, Message, MessageSpan, OnDead, Order, RetryPolicy, Sink, Source, Step, StoreError, Verdict,
+    Verdicts, Wake, crash_point, crash_point_over, fingerprint,
 };
 
 use crate::engine::Engine;
@@ -243,6 +243,9 @@ impl Relay {
                     Ok(verdicts) => verdicts.map_err(|error| self.complain("publish", &error)),
                     Err(panic) => Err(self.panicked("publish", panic.as_ref())),
                 };
+                if let Ok(verdicts) = &verdicts {
+                    self.tell_unknown(&batch, verdicts);
+                }
                 for (message, span) in batch.messages().iter().zip(spans) {
                     match &verdicts {
                         Err(error) => span.failed(error),
@@ -263,6 +266,18 @@ impl Relay {
             }),
             Action::Finish => return None,
         })
+    }
+
+    /// Where a channel closed over one message, the others of its batch may or may not be stored.
+    fn tell_unknown(&self, batch: &Batch, verdicts: &Verdicts) {
+        let mut unknown = batch.messages().iter().filter_map(|message| match verdicts.of(message.id)? {
+            Verdict::Unknown(why) => Some(why),
+            _ => None,
+        });
+        if let Some(why) = unknown.next() {
+            let messages = 1 + unknown.count();
+            tracing::warn!(route = %self.route, messages, "nobody knows whether the sink has these; they are published again: {why}");
+        }
     }
 
     /// Who failed and why; of the payload only its keyed hash.

@@ -12,6 +12,7 @@
 --
 -- Plan: a nested loop over at most as many lanes as we hold; each branch an index scan that stops at its limit. Late
 -- branches read one row more than the limit, which tells that there is more.
+-- The first row has lane -1, the snapshot as topic, and as `behind` whether the route has parked messages at all.
 -- Bytes: beyond $10 rows come without payload, as `cut`; of each lane those are its last ones. The first row is never cut.
 with at as materialized (
     select pg_current_snapshot() as snapshot,
@@ -61,8 +62,8 @@ weighed as (
              and not (f.seq <= coalesce(at.last_dead, 0)
                       and exists (select from postroom.dead_letters d where d.route = $8 and d.seq = f.seq)) as wanted) w
 )
-select (-1)::smallint as lane, null::bigint as seq, false as late, false as wanted, false as scheduled, false as behind,
-       false as cut,
+select (-1)::smallint as lane, null::bigint as seq, false as late, false as wanted, false as scheduled,
+       at.any_parked as behind, false as cut,
        null::uuid as id, at.snapshot::text as topic, null::text as type, null::bytea as payload, null::text as key,
        null::text as routing_key, null::text as content_type, null::text as headers, null::text as tenant_id,
        null::text as aggregate_type, null::text as aggregate_id, null::bigint as aggregate_version,
