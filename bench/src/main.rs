@@ -64,6 +64,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: &Args, report: &mut Report) -> Result<(), BoxError> {
+    setup::autovacuum_as_shipped().await?;
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
     if wanted("drain") {
         drain::to_rabbitmq(report, args.messages, args.rounds).await?;

@@ -19,6 +19,16 @@ pub async fn database() -> Result<(Database, Client), BoxError> {
     Ok((database, client))
 }
 
+/// Tests want autovacuum once a second; figures are of a server that looks once a minute, as it comes.
+pub async fn autovacuum_as_shipped() -> Result<(), BoxError> {
+    let (client, connection) = tokio_postgres::connect(&surroundings::postgres_url(), tokio_postgres::NoTls).await?;
+    let connection = tokio::spawn(connection);
+    client.batch_execute("alter system set autovacuum_naptime = '1min'").await?;
+    client.batch_execute("select pg_reload_conf()").await?;
+    drop(client);
+    Ok(connection.await??)
+}
+
 /// Appends messages to the outbox, all at once: the n-th has the key `key-(n mod KEYS)` and says n in its payload.
 pub async fn fill(client: &Client, messages: usize) -> Result<(), BoxError> {
     let sql = "insert into postroom.outbox (topic, type, payload, key, routing_key)

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions};
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::{FieldTable, ShortString};
-use lapin::{Channel, Confirmation, Connection, ErrorKind, ExchangeKind, PublisherConfirm};
+use lapin::{Channel, Confirmation, Connection, ConnectionStatus, ErrorKind, ExchangeKind, PublisherConfirm};
 use postroom::{Batch, FailureKind, MessageId, Sink, SinkLimits, Unavailable, Verdict, Verdicts, redact_url};
 use tokio::sync::{Mutex, Semaphore};
 
@@ -77,20 +77,43 @@ impl RabbitmqSink {
         Duration::from_secs(self.options.publish_deadline_seconds)
     }
 
-    async fn channel(&self) -> Result<Channel, Unavailable> {
+    async fn channel(&self) -> Result<(Channel, ConnectionStatus), Unavailable> {
         let mut pool = self.pool.lock().await;
         if pool.connection.as_ref().is_none_or(|connection| !connection.status().connected()) {
             pool.idle.clear();
             pool.connection = Some(connect(&self.options.url, "postroom relay").await?);
         }
-        while let Some(channel) = pool.idle.pop() {
+        let Pool { connection: Some(connection), idle } = &mut *pool else {
+            return Err(self.unavailable("no connection"));
+        };
+        let status = connection.status().clone();
+        while let Some(channel) = idle.pop() {
             if channel.status().connected() {
-                return Ok(channel);
+                return Ok((channel, status));
             }
         }
-        let Some(connection) = &pool.connection else { return Err(self.unavailable("no connection")) };
         let opened = tokio::time::timeout(self.deadline(), self.open_channel(connection)).await;
-        opened.map_err(|elapsed| self.unavailable(elapsed))?.map_err(|error| self.unavailable(error))
+        let opened = opened.map_err(|elapsed| self.unavailable(elapsed))?;
+        Ok((opened.map_err(|error| self.unavailable(error))?, status))
+    }
+
+    /// What `publishing` brings within the deadline. While an alarm of the broker (memory, disk) keeps the connection blocked the
+    /// deadline starts anew: nothing is sent meanwhile and nothing is lost by waiting, whereas a new connection would be blocked
+    /// too, and what this one had sent before would be stored twice.
+    async fn in_time<T>(&self, connection: &ConnectionStatus, publishing: impl Future<Output = T>) -> Option<T> {
+        let mut publishing = std::pin::pin!(publishing);
+        loop {
+            match tokio::time::timeout(self.deadline(), &mut publishing).await {
+                Ok(outcome) => return Some(outcome),
+                Err(_) if connection.connected() && connection.blocked() => {
+                    let url = redact_url(&self.options.url);
+                    tracing::warn!(
+                        "RabbitMQ at {url} has blocked this connection (a memory or disk alarm); publishing waits for it"
+                    );
+                }
+                Err(_) => return None,
+            }
+        }
     }
 
     async fn open_channel(&self, connection: &Connection) -> Result<Channel, lapin::Error> {
@@ -184,10 +207,10 @@ impl Sink for RabbitmqSink {
 
     async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {
         let _turn = self.turns.acquire().await.map_err(|error| self.unavailable(error))?;
-        let channel = self.channel().await?;
+        let (channel, connection) = self.channel().await?;
         let mut verdicts = batch.silent();
-        let outcome = tokio::time::timeout(self.deadline(), self.publish_on(&channel, batch, &mut verdicts)).await;
-        let Ok((answers, returned, complete)) = outcome else {
+        let outcome = self.in_time(&connection, self.publish_on(&channel, batch, &mut verdicts)).await;
+        let Some((answers, returned, complete)) = outcome else {
             // Whatever was confirmed in time is unknown too: a return may still have been on its way. Nobody may use the
             // connection any more; a broker that does not answer for so long is as good as gone.
             self.pool.lock().await.connection = None;
@@ -239,7 +262,7 @@ impl Sink for RabbitmqSink {
     }
 
     async fn probe(&self) -> Result<(), Unavailable> {
-        let channel = self.channel().await?;
+        let (channel, _) = self.channel().await?;
         self.pool.lock().await.idle.push(channel);
         Ok(())
     }

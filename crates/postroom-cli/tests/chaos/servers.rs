@@ -60,6 +60,12 @@ impl Servers {
                     tokio::time::sleep(Duration::from_millis(500 + chance.below(2500))).await;
                     self.rabbit.resume().unwrap();
                 }
+                8 => {
+                    tally.fault("rabbitmq memory alarm");
+                    self.rabbit.memory_alarm(true).unwrap();
+                    tokio::time::sleep(Duration::from_millis(500 + chance.below(2500))).await;
+                    self.rabbit.memory_alarm(false).unwrap();
+                }
                 _ => {
                     tally.fault("every connection closed by rabbitmq");
                     self.rabbit.ctl(&["close_all_connections", "chaos"]).unwrap();

@@ -61,6 +61,34 @@ async fn a_broker_that_is_down_for_ten_minutes_with_100_000_waiting_burns_no_att
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_memory_alarm_of_the_broker_holds_everything_up_and_repeats_nothing() {
+    let broker = RabbitServer::start(&surroundings::scratch("alarmed-broker").join("rabbitmq")).unwrap();
+    let mut rig = Rig::new(Database::create().await, broker.url()).await;
+    rig.sink = "publish_deadline_seconds = 1\n".to_owned();
+    let (_, writers) = rig.write(MESSAGES, 24);
+    let relay = rig.relay();
+    rig.until("a part has flowed", async || rig.audit.ready().await >= MESSAGES / 4).await;
+    broker.memory_alarm(true).unwrap();
+    let log = rig.dir.join("relay.log");
+    rig.until("the relay has waited beyond its deadline, again and again", async || {
+        std::fs::read_to_string(&log).unwrap().matches("has blocked this connection").count() >= 3
+    })
+    .await;
+    broker.memory_alarm(false).unwrap();
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    rig.drained().await;
+    let (code, printed) = relay.terminate();
+    assert_eq!(code, Some(0));
+    let summary: serde_json::Value = serde_json::from_str(printed.trim()).unwrap();
+    assert_eq!(summary["routes"][0]["sink_outages"], 0, "{printed}");
+    let history = rig.history(0, false).await;
+    assert!(history.dead.is_empty() && history.pending.is_empty());
+    assert_clean(&history);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_is_restarted_and_killed_in_the_middle_loses_nothing() {
     let mut server = PostgresServer::start(&surroundings::scratch("outage-database").join("postgres")).unwrap();
     let database = Database::create_on(&server.url("postgres")).await;

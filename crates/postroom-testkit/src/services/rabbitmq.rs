@@ -178,6 +178,15 @@ impl RabbitServer {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// Raises the memory alarm, so that the node takes nothing from connections that publish, or ends it.
+    ///
+    /// # Errors
+    /// When rabbitmqctl fails.
+    pub fn memory_alarm(&self, on: bool) -> io::Result<()> {
+        let limit: &[&str] = if on { &["absolute", "1MB"] } else { &["0.4"] };
+        self.ctl(&[&["set_vm_memory_high_watermark"], limit].concat()).map(drop)
+    }
+
     fn launch_on_new_ports(&mut self) -> io::Result<()> {
         self.port = ports::free()?;
         self.distribution_port = ports::free()?;
