@@ -1,5 +1,7 @@
 //! Several relays on one route: they share it, take over from each other, and a stale one changes nothing.
 
+use std::path::PathBuf;
+
 use postroom_postgres::{Connector, status};
 use postroom_testkit::chance::Chance;
 
@@ -69,6 +71,39 @@ async fn a_relay_that_is_paused_beyond_its_lease_changes_nothing_when_it_comes_b
     assert_eq!(other.terminate().0, Some(0));
     // What the paused one had with the broker is repeated by the other; nothing is lost or out of order.
     let history = rig.history(2 * rig.in_flight_max, false).await;
+    assert!(history.committed.len() >= MESSAGES && history.dead.is_empty() && history.pending.is_empty());
+    assert_clean(&history);
+}
+
+/// A rolling upgrade, and one taken back: the schema is this version's, and relays of both share the route.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "POSTROOM_PREVIOUS_BIN names the program of the version before; run it with --ignored"]
+async fn relays_of_this_version_and_the_one_before_share_a_route() {
+    const MESSAGES: usize = 40_000;
+    const CHANGES: usize = 8;
+    let previous = PathBuf::from(std::env::var_os("POSTROOM_PREVIOUS_BIN").expect("POSTROOM_PREVIOUS_BIN"));
+    let rig = Rig::shared().await;
+    let (_, writers) = rig.write(MESSAGES, 33);
+    let old = || rig.relay_of(&previous, "previous", rig.database.url(), &rig.rabbitmq, &[]);
+    let (mut before, mut now) = (old(), rig.relay());
+    for change in 1..=CHANGES {
+        let enough = change * MESSAGES / 10;
+        rig.until("more has flowed", async || rig.audit.ready().await >= enough).await;
+        let (stopped, killed) = if change % 2 == 0 {
+            (std::mem::replace(&mut before, old()), std::mem::replace(&mut now, rig.relay()))
+        } else {
+            (std::mem::replace(&mut now, rig.relay()), std::mem::replace(&mut before, old()))
+        };
+        assert_eq!(stopped.terminate().0, Some(0));
+        drop(killed);
+    }
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    rig.drained().await;
+    assert_eq!(before.terminate().0, Some(0));
+    assert_eq!(now.terminate().0, Some(0));
+    let history = rig.history(CHANGES * rig.in_flight_max, false).await;
     assert!(history.committed.len() >= MESSAGES && history.dead.is_empty() && history.pending.is_empty());
     assert_clean(&history);
 }

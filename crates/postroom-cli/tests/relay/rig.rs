@@ -1,7 +1,7 @@
 //! Writers with a ledger, the relay as a process, a consumer with an inbox, and the history they leave.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -82,6 +82,18 @@ impl Rig {
 
     /// Starts a relay that reaches its servers by these URLs, with more variables in its environment.
     pub fn relay_over(&self, name: &str, store: &str, broker: &str, variables: &[(&str, String)]) -> RelayProcess {
+        self.relay_of(&surroundings::postroom_binary(), name, store, broker, variables)
+    }
+
+    /// The same, of another build of the program.
+    pub fn relay_of(
+        &self,
+        program: &Path,
+        name: &str,
+        store: &str,
+        broker: &str,
+        variables: &[(&str, String)],
+    ) -> RelayProcess {
         // A file for each: one that was just started may still be reading its own.
         let config = self.dir.join(format!("{name}-{}.toml", surroundings::unique()));
         let text = format!(
@@ -91,7 +103,7 @@ impl Rig {
         );
         std::fs::write(&config, text).unwrap();
         let log = std::fs::File::options().create(true).append(true).open(self.dir.join("relay.log")).unwrap();
-        let child = Command::new(surroundings::postroom_binary())
+        let child = Command::new(program)
             .args(["run", "--json", "--config"])
             .arg(&config)
             .envs(variables.iter().map(|(name, value)| (name, value)))
