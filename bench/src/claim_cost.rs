@@ -41,6 +41,7 @@ async fn source(database: &Database, route: &str) -> Result<LogSource, BoxError>
         start_at: StartAt::Oldest,
         positions_every: postroom_postgres::POSITIONS_EVERY,
         order: postroom::Order::Key,
+        on_dead: postroom::OnDead::Skip,
     };
     let source = LogSource::open(Connector::new(database.url())?, options).await?;
     source.renew(&Renewal::default()).await?;

@@ -138,6 +138,7 @@ impl<'a> Run<'a> {
             start_at: StartAt::Oldest,
             positions_every: postroom_postgres::POSITIONS_EVERY,
             order: self.order,
+            on_dead: postroom::OnDead::Skip,
         };
         let source = LogSource::open(Connector::new(self.store)?, options).await?;
         let (progress, seen) = watch::channel(0);

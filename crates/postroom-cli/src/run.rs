@@ -34,6 +34,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
             lease: config.relay.lease,
             start_at: route.start_at,
             order: route.order,
+            on_dead: route.on_dead,
         };
         let source = store.source(options).await?;
         let sink = route.sink.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{Consumer, Order, Source, Subscription, TopicFilter, Wake, redact_url};
+use postroom::{Consumer, OnDead, Order, Source, Subscription, TopicFilter, Wake, redact_url};
 use postroom_consumer::{InvalidHandlers, ReceiveCounters, Receiver, ReceiverFailed};
 use postroom_postgres::{Connector, Listener, LogSource, LogSourceOptions, POSITIONS_EVERY, PostgresSession, StartAt};
 use postroom_sqlite::{SqliteSession, SqliteSource, SqliteSourceOptions};
@@ -27,6 +27,7 @@ pub struct RouteOptions {
     pub lease: Duration,
     pub start_at: StartAt,
     pub order: Order,
+    pub on_dead: OnDead,
 }
 
 /// A receiver at work.
@@ -71,7 +72,7 @@ impl Store {
 
     /// The relay's source for one route.
     pub async fn source(&self, route: RouteOptions) -> Result<Arc<dyn Source>, Failure> {
-        let RouteOptions { name, topics, owner, lease, start_at, order } = route;
+        let RouteOptions { name, topics, owner, lease, start_at, order, on_dead } = route;
         match self {
             Self::Postgres(connector) => {
                 let options = LogSourceOptions {
@@ -81,6 +82,7 @@ impl Store {
                     lease,
                     start_at,
                     order,
+                    on_dead,
                     positions_every: POSITIONS_EVERY,
                 };
                 Ok(Arc::new(LogSource::open(connector.as_ref().clone(), options).await?))
@@ -90,7 +92,8 @@ impl Store {
                     let text = format!("route {name:?}: start_at = \"now\" is not there on SQLite; leave it out");
                     return Err(Failure::new(exit::CONFIG, text));
                 }
-                let options = SqliteSourceOptions { path: path.clone(), route: name, topics, owner, lease, order };
+                let options =
+                    SqliteSourceOptions { path: path.clone(), route: name, topics, owner, lease, order, on_dead };
                 Ok(Arc::new(SqliteSource::open(options)?))
             }
         }

@@ -55,6 +55,7 @@ pub async fn run(path: &Path, jobs: i64) -> Result<i64, BoxError> {
         owner: format!("worker/{}", MessageId::new()),
         lease: Duration::from_secs(15),
         order: Order::Key,
+        on_dead: postroom::OnDead::Skip,
     })?;
     let wake = Wake::new();
     let relay = Relay::new("mails", Arc::new(source), Arc::new(broker.sink())).wake_by(wake.clone());

@@ -10,7 +10,7 @@ create table postroom.blocked_keys (
     primary key (route, ordering_key, seq)
 );
 
--- The last failures of a message, oldest first: [{"at": …, "attempt": …, "error": …}, …].
+-- The last failures of a message, oldest first: [{"at": ..., "attempt": ..., "error": ...}, ...].
 alter table postroom.parked       add column history jsonb not null default '[]';
 alter table postroom.dead_letters add column history jsonb not null default '[]';
 

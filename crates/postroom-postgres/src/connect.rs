@@ -98,13 +98,46 @@ impl Connector {
 
     /// Opens a connection; a task drives it until the client is dropped.
     pub async fn connect(&self) -> Result<Client, StoreError> {
+        self.open(&self.config).await
+    }
+
+    /// Opens a connection whose session begins with these settings, written as `-c name=value`. They are part of the start-up
+    /// message and never a `set`: behind a pooler a `set` would stay on a connection that others use next.
+    pub(crate) async fn connect_set(&self, settings: &str) -> Result<Client, StoreError> {
+        let mut config = self.config.clone();
+        let given = config.get_options().unwrap_or_default().to_owned();
+        config.options(format!("{given} {settings}").trim());
+        match self.open(&config).await {
+            Err(StoreError::Unavailable { source, .. }) if refuses_settings(source.as_ref()) => Err(behind_a_pooler()),
+            opened => opened,
+        }
+    }
+
+    async fn open(&self, config: &Config) -> Result<Client, StoreError> {
         let (client, connection) =
-            self.config.connect(self.tls.clone()).await.map_err(|error| store_error("connect", error))?;
+            config.connect(self.tls.clone()).await.map_err(|error| store_error("connect", error))?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a database connection ended");
             }
         });
         Ok(client)
+    }
+}
+
+/// PgBouncer answers so to a start-up message with settings that it does not know.
+fn refuses_settings(error: &(dyn std::error::Error + 'static)) -> bool {
+    let db = error.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::as_db_error);
+    db.is_some_and(|error| error.message().contains("startup parameter"))
+}
+
+/// Not PostgreSQL itself answers.
+pub(crate) fn behind_a_pooler() -> StoreError {
+    StoreError::Refused {
+        what: "use this connection for a relay",
+        source:
+            "a connection pooler answers: the session's settings did not arrive, or its transactions run on several \
+                 backends. Give the relay a URL that leads to PostgreSQL itself; writers may keep the pooler"
+                .into(),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use postroom::{Delivery, Origin, ReadId, Token, Watermark};
+use postroom::{Delivery, MessageId, Origin, ReadId, Token, Watermark};
 
 use crate::log_source::ReadCounters;
 use crate::position::{Floors, Found, Position};
@@ -18,13 +18,13 @@ const UNWRITTEN_MAX: usize = 200;
 pub(crate) struct Lanes {
     /// The incarnation of the server that all of this was learnt from.
     pub generation: u64,
-    /// The incarnation whose cluster was last compared with the stored one.
-    pub rebased: u64,
     pub floors: Floors,
     /// The last read found fresh rows, so the floor is worth raising.
     pub floor_is_stale: bool,
     /// The last read saw no parked messages, and none were parked since: it is of no use to look for them.
     pub none_parked: bool,
+    /// The route keeps order within keys.
+    pub ordered: bool,
     pub reads: ReadCounters,
     lanes: BTreeMap<u16, Lane>,
     next_token: u64,
@@ -74,6 +74,7 @@ pub(crate) struct Out {
     pub lane: u16,
     pub epoch: i64,
     pub seq: i64,
+    pub id: MessageId,
     pub key: Option<String>,
     /// The read it came from; none for a parked one.
     pub read: Option<ReadId>,
@@ -194,7 +195,7 @@ impl Lanes {
             for row in rows {
                 let Some(message) = row.message else { continue };
                 let key = message.ordering_key().map(str::to_owned);
-                let out = Out { lane: ask.lane, epoch: ask.epoch, seq: row.seq, key, read: Some(id) };
+                let out = Out { lane: ask.lane, epoch: ask.epoch, seq: row.seq, id: message.id, key, read: Some(id) };
                 deliveries.push(Delivery {
                     token: self.hand_out(out),
                     lane: ask.lane,
@@ -215,7 +216,7 @@ impl Lanes {
         let mut deliveries = Vec::with_capacity(rows.len());
         for ParkedRow { lane, seq, key, attempts, message } in rows {
             let Some(epoch) = self.lanes.get(&lane).map(|lane| lane.epoch) else { continue };
-            let token = self.hand_out(Out { lane, epoch, seq, key, read: None });
+            let token = self.hand_out(Out { lane, epoch, seq, id: message.id, key, read: None });
             let (origin, scheduled, behind, deaths) = (Origin::Parked, false, false, 0);
             deliveries.push(Delivery { token, lane, origin, attempts, scheduled, behind, deaths, message });
         }
@@ -448,7 +449,14 @@ mod tests {
             cut: false,
             message: Some(postroom::Message::new("orders", "order.placed", "x")),
         };
-        let read = Read { snapshot: "15:30:".into(), xmax: 30, any_parked: false, rows: (1..=3).map(row).collect() };
+        let read = Read {
+            snapshot: "15:30:".into(),
+            xmax: 30,
+            any_parked: false,
+            astray: false,
+            unregistered: false,
+            rows: (1..=3).map(row).collect(),
+        };
         let (deliveries, _) = lanes.take_in(asked, read);
         for (settled, delivery) in (1..).zip(&deliveries) {
             assert!(lanes.settle(delivery.token));

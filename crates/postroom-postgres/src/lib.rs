@@ -36,8 +36,6 @@ mod outbox;
 #[cfg(feature = "tokio-postgres")]
 mod position;
 #[cfg(feature = "tokio-postgres")]
-mod rebase;
-#[cfg(feature = "tokio-postgres")]
 mod receiving;
 #[cfg(feature = "tokio-postgres")]
 mod record;
@@ -47,6 +45,8 @@ mod row;
 mod seeded;
 #[cfg(feature = "tokio-postgres")]
 mod status;
+#[cfg(feature = "tokio-postgres")]
+mod watch;
 #[cfg(feature = "tokio-postgres")]
 mod why;
 

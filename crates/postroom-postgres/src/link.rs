@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use postroom::StoreError;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, Statement};
+use tokio_postgres::{Client, SimpleQueryMessage, Statement};
 
-use crate::connect::Connector;
+use crate::connect::{Connector, behind_a_pooler};
 
 /// No statement of ours takes this long; one that does waits for something that is gone.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -17,14 +17,19 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The relay's statements are all index scans; a plan made while a table was small and cached must not become a
 /// sequential scan when it has grown.
-const SESSION_SQL: &str = "set enable_seqscan = off; set jit = off; set statement_timeout = '50s'; \
-                           set idle_in_transaction_session_timeout = '5s'; set lock_timeout = '20s'";
+const SETTINGS: &str = "-c enable_seqscan=off -c jit=off -c statement_timeout=50s \
+                        -c idle_in_transaction_session_timeout=5s -c lock_timeout=20s";
 
-/// Which server answers, by what no two incarnations share: after a failover, a restore or a crash it may have forgotten
-/// what it told us, and hand out the same transaction ids and seqs again.
+/// Which server and database answer, by what no two incarnations share: after a failover, a restore or a crash it may have
+/// forgotten what it told us, and hand out the same transaction ids and seqs again. Then the backend, whether our settings
+/// arrived, and in which encoding the database holds text.
 const IDENTITY_SQL: &str =
-    "select s.system_identifier || '/' || c.timeline_id || '/' || pg_postmaster_start_time()::text
-                              from pg_control_system() s, pg_control_checkpoint() c";
+    "select s.system_identifier || '/' || c.timeline_id || '/' || pg_postmaster_start_time()::text || '/' || d.oid,
+            pg_backend_pid(),
+            current_setting('enable_seqscan') = 'off' and current_setting('idle_in_transaction_session_timeout') = '5s',
+            current_setting('server_encoding')
+       from pg_control_system() s, pg_control_checkpoint() c, pg_database d
+      where d.datname = current_database()";
 
 /// The server that the links of one source talk to. Each new incarnation is a new generation; what was learnt under an
 /// older one must not be used any more.
@@ -53,6 +58,11 @@ impl Server {
         known.identity = Some(identity);
         known.generation
     }
+
+    /// What was learnt so far is not to be used any more, although the server is the same.
+    pub fn forget(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).generation += 1;
+    }
 }
 
 /// What was asked for belongs to an earlier incarnation of the server.
@@ -62,6 +72,10 @@ struct Outdated;
 
 pub(crate) struct Session {
     pub client: Client,
+    /// The backend that answered first. A pooler lends out several.
+    pub backend: i32,
+    /// Whether the database can hold every text; where it cannot, texts of our own are kept to ASCII.
+    pub holds_unicode: bool,
     generation: u64,
     statements: HashMap<&'static str, Statement>,
 }
@@ -132,12 +146,21 @@ impl Link {
     }
 
     async fn open(&self, what: &'static str) -> Result<Session, StoreError> {
-        let failed = |error| store_error(what, error);
-        let client = self.connector.connect().await?;
-        client.batch_execute(SESSION_SQL).await.map_err(failed)?;
-        client.batch_execute(self.settings).await.map_err(failed)?;
-        let identity = client.query_one(IDENTITY_SQL, &[]).await.and_then(|row| row.try_get(0)).map_err(failed)?;
-        Ok(Session { client, generation: self.server.met(identity), statements: HashMap::new() })
+        let client = self.connector.connect_set(&format!("{SETTINGS} {}", self.settings)).await?;
+        // As a simple query: behind a pooler a prepared one could meet a backend that does not know it.
+        let answer = client.simple_query(IDENTITY_SQL).await.map_err(|error| store_error(what, error))?;
+        let row = answer.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some(row),
+            _ => None,
+        });
+        let get = |column| row.and_then(|row| row.get(column)).unwrap_or_default();
+        if get(2) != "t" {
+            return Err(behind_a_pooler());
+        }
+        let backend = get(1).parse().unwrap_or_default();
+        let holds_unicode = matches!(get(3), "UTF8" | "SQL_ASCII");
+        let generation = self.server.met(get(0).to_owned());
+        Ok(Session { client, backend, holds_unicode, generation, statements: HashMap::new() })
     }
 }
 
@@ -156,8 +179,8 @@ pub(crate) fn store_error(what: &'static str, error: tokio_postgres::Error) -> S
         return StoreError::Schema { problem, hint: "run `postroom migrate` on this database" };
     }
     let class = &code.code()[..2];
-    // Connection exceptions, and a server that shuts down or starts.
-    if class == "08" || code.code().starts_with("57P") {
+    // Connection exceptions, a server that shuts down or starts, and a database that is being dropped or created anew.
+    if class == "08" || code.code().starts_with("57P") || *code == SqlState::UNDEFINED_DATABASE {
         return StoreError::Unavailable { what, source: error.into() };
     }
     // Transaction rollback, resources, object not in the right state (locks), operator intervention, system error.

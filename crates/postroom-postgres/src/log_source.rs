@@ -2,24 +2,26 @@
 //!
 //! `sql/claim.sql` says how rows are found, `position.rs` how positions move, `record.rs` what is written.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Claimed, Delivery, Order, Report, Settled, Settlement, Source, Standing, StoreError, Token, TopicFilter, Want,
-    crash_point,
+    Claimed, Delivery, OnDead, Order, Report, Settled, Settlement, Source, Standing, StoreError, Token, TopicFilter,
+    Want, crash_point,
 };
 use tokio_postgres::types::ToSql;
 
-use crate::connect::Connector;
+use crate::connect::{Connector, behind_a_pooler};
 use crate::lanes::Lanes;
 use crate::link::{Link, Server};
-use crate::position::CatchUp;
-use crate::rebase;
+use crate::migrate::schema_version;
+use crate::position::{CatchUp, astray_bounds};
 use crate::record::{self, Record};
 use crate::row::{self, Granted, ParkedRow, Read};
 use crate::seeded::unless;
+use crate::watch::{Seen, Watch};
 
 /// Followers of one parked head that are claimed with it.
 const FOLLOWERS_MAX: i64 = 200;
@@ -49,6 +51,8 @@ pub struct LogSourceOptions {
     pub start_at: StartAt,
     /// Order within a key; the relay has to be told the same.
     pub order: Order,
+    /// What becomes of a key whose message is dead; the relay has to be told the same.
+    pub on_dead: OnDead,
     /// Positions are written at most so often, unless many messages wait for it; [`POSITIONS_EVERY`] is a good choice.
     pub positions_every: Duration,
 }
@@ -72,10 +76,9 @@ pub struct ReadCounters {
 pub struct LogSource {
     options: LogSourceOptions,
     connector: Arc<Connector>,
-    likes: Vec<String>,
     /// Reads; writes nothing that may not be lost.
     claims: Link,
-    /// Positions: losing the newest repeats messages, and never loses any.
+    /// Positions: durable like everything else, so that a crash of the server repeats no more than a crash of the relay.
     positions: Link,
     /// Parked messages and dead letters: durable before a position passes them.
     durable: Link,
@@ -83,6 +86,9 @@ pub struct LogSource {
     leases: Link,
     server: Arc<Server>,
     state: Mutex<Lanes>,
+    watch: Mutex<Watch>,
+    /// A read found rows that no read would look for again.
+    astray: AtomicBool,
     /// The delivery that travels alone now, with its lane and seq.
     marked: Mutex<Option<(Token, i16, i64)>>,
     /// One write of positions at a time: an older one must not come after a newer.
@@ -97,15 +103,16 @@ impl LogSource {
         let server = Arc::new(Server::default());
         let link = |settings| Link::new(connector.clone(), server.clone(), settings);
         let source = Self {
-            likes: options.topics.like_patterns(),
-            claims: link("set synchronous_commit = off"),
-            positions: link("set synchronous_commit = off"),
+            claims: link("-c synchronous_commit=off"),
+            positions: link(""),
             durable: link(""),
             // A renewal that takes this long is of no use any more.
             leases: link("").call_timeout(options.lease / 2),
             connector,
             server,
             state: Mutex::new(Lanes::default()),
+            watch: Mutex::new(Watch::new(options.lease)),
+            astray: AtomicBool::new(false),
             marked: Mutex::new(None),
             position_turn: tokio::sync::Mutex::new(()),
             options,
@@ -121,40 +128,73 @@ impl LogSource {
 
     async fn register(&self) -> Result<(), StoreError> {
         let generation = self.server.generation();
-        let cache = self
+        let (version, missing, cache) = self
             .durable
-            .call(generation, "read the outbox sequence", async |session| {
-                let sql = "select s.seqcache from pg_sequence s where s.seqrelid = 'postroom.outbox_seq_seq'::regclass";
-                session.client.query_one(sql, &[]).await.map(|row| row.get::<_, i64>(0))
+            .call(generation, "look at the schema", async |session| {
+                let sql = "select (select max(number) from postroom.migrations), postroom.missing_indexes(), s.seqcache
+                             from pg_sequence s where s.seqrelid = 'postroom.outbox_seq_seq'::regclass";
+                let row = session.client.query_one(sql, &[]).await?;
+                Ok((row.get::<_, Option<i32>>(0), row.get::<_, Vec<String>>(1), row.get::<_, i64>(2)))
             })
             .await?;
+        let version = version.unwrap_or_default();
+        if version < schema_version() {
+            return Err(StoreError::Schema {
+                problem: format!("it is at version {version}, and this program needs version {}", schema_version()),
+                hint: "run `postroom migrate` on this database",
+            });
+        }
+        if !missing.is_empty() {
+            return Err(StoreError::Schema {
+                problem: format!("it is not whole: missing {}", missing.join(", ")),
+                hint: "finish the restore that made it, or run `postroom migrate` on an empty database",
+            });
+        }
         if cache != 1 {
             return Err(StoreError::Schema {
                 problem: format!("postroom.outbox_seq_seq caches {cache} values a session, which would lose messages"),
                 hint: "run `alter sequence postroom.outbox_seq_seq cache 1` and reconnect the writers",
             });
         }
-        self.rebase(generation).await?;
-        let (route, topics) = (&self.options.route, self.options.topics.patterns());
+        self.mend_if(generation, "postroom.positions_are_foreign()").await?;
+        self.register_route(self.server.generation()).await
+    }
+
+    async fn register_route(&self, generation: u64) -> Result<(), StoreError> {
+        let LogSourceOptions { route, topics, owner, order, on_dead, .. } = &self.options;
+        let given = topics.patterns();
         let from_now = self.options.start_at == StartAt::Now;
-        self.durable
+        let now = self
+            .durable
             .call(generation, "register the route", async |session| {
                 // The checkpoint commits first, so that its id is older than the snapshot that the lanes start from.
                 let floor: i64 =
                     session.client.query_one("select floor_seq from postroom.checkpoint()", &[]).await?.get(0);
-                session.client.execute(include_str!("sql/register_route.sql"), &[route, &topics]).await?;
-                let lanes = if from_now {
-                    include_str!("sql/register_lanes_now.sql")
-                } else {
-                    include_str!("sql/register_lanes_oldest.sql")
-                };
+                let sql =
+                    "select topics_now, ordering_now, on_dead_now from postroom.register_route($1, $2, $3, $4, $5)";
+                let parameters: [&(dyn ToSql + Sync); 5] = [route, &given, &order.as_str(), &on_dead.as_str(), owner];
+                let row = session.client.query_one(sql, &parameters).await?;
+                let now: (Vec<String>, String, String) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
                 if from_now {
-                    session.client.execute(lanes, &[route, &floor]).await
+                    let sql = include_str!("sql/register_lanes_now.sql");
+                    session.client.execute(sql, &[route, &floor]).await?;
                 } else {
-                    session.client.execute(lanes, &[route]).await
+                    session.client.execute(include_str!("sql/register_lanes_oldest.sql"), &[route]).await?;
                 }
+                Ok(now)
             })
             .await?;
+        let (topics_now, order_now, on_dead_now) = now;
+        let more: Vec<&String> =
+            topics_now.iter().filter(|topic| !given.contains(topic) && !given.iter().any(|own| own == "*")).collect();
+        if !more.is_empty() || order_now != order.as_str() || on_dead_now != on_dead.as_str() {
+            let topics = topics_now.join(", ");
+            tracing::warn!(
+                %route, %topics, order = %order_now, on_dead = %on_dead_now,
+                "the route has other settings than this relay's configuration, and they are what counts: a relay that starts \
+                 only adds topics and makes order and on_dead stricter. `postroom routes set` changes them"
+            );
+        }
         Ok(())
     }
 
@@ -185,10 +225,89 @@ impl LogSource {
             .map(drop)
     }
 
-    async fn rebase(&self, generation: u64) -> Result<(), StoreError> {
-        // It may rewrite a large outbox: on a link of its own, without our usual deadline.
+    /// Runs postroom.mend() if `condition` holds. What it changes makes everything worthless that was learnt before.
+    async fn mend_if(&self, generation: u64, condition: &'static str) -> Result<(), StoreError> {
+        // It may rewrite a large outbox: on a link of its own, without our usual deadlines.
         let link = Link::new(self.connector.clone(), self.server.clone(), "").call_timeout(Duration::MAX);
-        rebase::rebase_if_restored(&link, generation).await
+        let mended = link
+            .call(generation, "put the positions right after the database was changed", async |session| {
+                let tx = session.client.transaction().await?;
+                let needed = tx.query_one(&format!("select {condition}"), &[]).await?.try_get::<_, Option<bool>>(0)?;
+                if needed == Some(false) {
+                    return Ok("nothing".to_owned());
+                }
+                tx.batch_execute("set local statement_timeout = 0; set local lock_timeout = 0").await?;
+                let mended = tx.query_one("select postroom.mend()", &[]).await?.try_get::<_, String>(0)?;
+                tx.commit().await?;
+                Ok(mended)
+            })
+            .await?;
+        let what = match mended.as_str() {
+            "rebased" => "the database or its outbox was restored or replaced: positions were re-based",
+            "sequence" => {
+                "the sequence of the outbox had gone back: it was set forward, and what hid below got new places"
+            }
+            _ => return Ok(()),
+        };
+        tracing::warn!(route = %self.options.route, "{what}; nothing was passed over, some messages may be sent again");
+        self.server.forget();
+        Ok(())
+    }
+
+    /// Looks whether the tables are still those that we know, and puts right what is not; learns what the route is now and
+    /// which other relays are silent. Before anything is renewed or taken.
+    async fn look_around(&self) -> Result<Seen, StoreError> {
+        let generation = self.server.generation();
+        let astray = self.astray.load(Ordering::Relaxed);
+        let (route, owner) = (&self.options.route, &self.options.owner);
+        let (row, backend) = self
+            .leases
+            .call(generation, "look at the route", async |session| {
+                let statement = session.prepared(include_str!("sql/watch.sql")).await?;
+                Ok((session.client.query_opt(&statement, &[route, owner]).await?, session.backend))
+            })
+            .await?;
+        let seen = row.as_ref().map(Seen::of).transpose()?;
+        if seen.as_ref().is_some_and(|seen| seen.backend != backend) {
+            return Err(behind_a_pooler());
+        }
+        match seen {
+            Some(mut seen) if seen.at_home && !seen.sequence_behind && !astray => {
+                if !seen.registered {
+                    tracing::warn!(%route, "the route was deleted from the database; it is registered again");
+                    self.register_route(generation).await?;
+                }
+                let news = self.watch.lock().unwrap_or_else(PoisonError::into_inner).look(&seen);
+                if news.another_incarnation {
+                    // Another relay has put the positions right.
+                    self.server.forget();
+                }
+                if news.clock_went_back {
+                    self.reset_waits(self.server.generation()).await?;
+                }
+                seen.silent = news.silent;
+                Ok(seen)
+            }
+            _ => {
+                // The settings may be missing while a restore is under way; mend() says so.
+                self.mend_if(generation, "true").await?;
+                self.astray.store(false, Ordering::Relaxed);
+                Err(StoreError::Busy { what: "renew the lease", source: "positions had to be put right first".into() })
+            }
+        }
+    }
+
+    async fn reset_waits(&self, generation: u64) -> Result<(), StoreError> {
+        let waits = self
+            .leases
+            .call(generation, "shorten waits after the clock went back", async |session| {
+                session.client.execute(include_str!("sql/reset_waits.sql"), &[&self.options.route]).await
+            })
+            .await?;
+        if waits > 0 {
+            tracing::warn!(route = %self.options.route, waits, "the database's clock went back; waits were shortened by as much");
+        }
+        Ok(())
     }
 
     /// What we know of our lanes, as long as the server is the one that told us.
@@ -301,6 +420,9 @@ impl LogSource {
         let catch_up_seqs: Vec<Option<i64>> =
             catch_ups.iter().map(|catch_up| catch_up.as_ref().map(|c| c.seq)).collect();
         let limits: Vec<i64> = asked.iter().map(|ask| ask.limit as i64).collect();
+        let bounds = astray_bounds(asked.iter().map(|ask| &ask.position));
+        let bounds = bounds.filter(|_| !cfg!(seeded_bug = "rows_astray_are_not_looked_for"));
+        let (oldest, highest) = (bounds.map(|(xmax, _)| xmax.to_string()), bounds.map(|(_, floor)| floor));
         let bytes = i64::try_from(want.bytes).unwrap_or(i64::MAX);
 
         let result = self
@@ -311,12 +433,12 @@ impl LogSource {
                 let barrier = "f.seq > h.seq and f.xid < pg_snapshot_xmin(pg_current_snapshot())";
                 let sql = unless(cfg!(seeded_bug = "xmin_barrier"), sql, "f.seq > h.seq", barrier);
                 let twice = cfg!(seeded_bug = "reads_again_what_was_parked");
-                let sql = unless(twice, sql, "p.route = $8 and p.seq = f.seq", "false");
+                let sql = unless(twice, sql, "p.route = $8 and p.seq = f.seq and p.id = f.id", "false");
                 let read = session.prepared(sql).await?;
                 // Sent together, done in this order: the checkpoint has committed when the read takes its snapshot.
                 let mark =
                     async { if checkpoint { session.client.query_one(&mark, &[]).await.map(Some) } else { Ok(None) } };
-                let parameters: [&(dyn ToSql + Sync); 10] = [
+                let parameters: [&(dyn ToSql + Sync); 11] = [
                     &lanes,
                     &seqs,
                     &floors,
@@ -325,8 +447,9 @@ impl LogSource {
                     &catch_up_seqs,
                     &limits,
                     &self.options.route,
-                    &self.likes,
                     &bytes,
+                    &oldest,
+                    &highest,
                 ];
                 let rows = session.client.query(&read, &parameters);
                 tokio::try_join!(biased; mark, rows)
@@ -342,6 +465,13 @@ impl LogSource {
         crash_point("claim.read");
         let mut asked = asked;
         let mut read = Read::of(&rows)?;
+        if read.astray || read.unregistered {
+            // Nothing of it is taken in, so no position passes it.
+            self.astray.fetch_or(read.astray, Ordering::Relaxed);
+            let what = if read.astray { "the sequence of the outbox went back" } else { "the route was deleted" };
+            let source = format!("{what}; it is put right at the next renewal").into();
+            return Err(StoreError::Busy { what: "claim messages", source });
+        }
         if want.alone {
             read.keep_first(&mut asked);
         }
@@ -426,15 +556,11 @@ impl LogSource {
 #[async_trait]
 impl Source for LogSource {
     async fn renew(&self, report: &Report) -> Result<Standing, StoreError> {
-        let (held, generation, rebased) = {
+        let seen = self.look_around().await?;
+        let (held, generation) = {
             let state = self.state();
-            (state.epochs(), state.generation, state.rebased)
+            (state.epochs(), state.generation)
         };
-        if rebased != generation {
-            // Another server answers than the one we began with: it may be another cluster.
-            self.rebase(generation).await?;
-            self.state().rebased = generation;
-        }
         let (lanes, epochs): (Vec<i16>, Vec<i64>) = held.iter().map(|(lane, epoch)| (*lane as i16, *epoch)).unzip();
         let lease_ms = self.options.lease.as_millis() as i64;
         let deadline = Instant::now() + self.options.lease;
@@ -448,8 +574,10 @@ impl Source for LogSource {
                 let sql = unless(inlined, sql, "mine as materialized", "mine as");
                 let statement = session.prepared(sql).await?;
                 let (route, owner) = (&self.options.route, &self.options.owner);
-                let Report { sink_down, survived } = report;
-                session.client.query(&statement, &[route, owner, &lanes, &epochs, &lease_ms, sink_down, survived]).await
+                let Report { sink_down, survived, .. } = report;
+                let parameters: [&(dyn ToSql + Sync); 8] =
+                    [route, owner, &lanes, &epochs, &lease_ms, sink_down, survived, &seen.silent];
+                session.client.query(&statement, &parameters).await
             })
             .await?;
         crash_point("renew.after");
@@ -470,7 +598,9 @@ impl Source for LogSource {
         }
         let mut state = self.state();
         let (held, settled_ahead, deaths) = (state.held(), state.settled_ahead(), state.deaths());
-        Ok(Standing { held, lost_lanes: state.take_lost(), settled_ahead, deaths })
+        let (order, on_dead) = (seen.order, seen.on_dead);
+        state.ordered = order.unwrap_or(self.options.order) != Order::None;
+        Ok(Standing { held, lost_lanes: state.take_lost(), settled_ahead, deaths, order, on_dead })
     }
 
     async fn claim(&self, want: Want) -> Result<Claimed, StoreError> {
@@ -483,22 +613,21 @@ impl Source for LogSource {
     async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError> {
         crash_point("settle.begin");
         let mut settled = Settled::default();
-        let (record, generation) = {
+        let (record, generation, ordered) = {
             let state = self.state();
             let mut record = Record::default();
             for settlement in settlements {
                 if let Some(out) = state.out_of(settlement.token) {
                     // Without order a message waits for no other, but those that an operator gave back do.
-                    let waits = self.options.order != Order::None || out.read.is_none();
-                    let key = out.key.as_deref().filter(|_| waits);
-                    record.add(out.lane, out.epoch, out.seq, key, out.read.is_none(), &settlement.outcome);
+                    let waits = state.ordered || out.read.is_none();
+                    record.add(out, out.key.as_deref().filter(|_| waits), &settlement.outcome);
                 }
             }
-            (record, state.generation)
+            (record, state.generation, state.ordered)
         };
         if !record.is_empty() {
             let key = (generation, self.options.route.as_str(), self.options.owner.as_str());
-            let held = record.write(&self.durable, key, self.options.order != Order::None).await?;
+            let held = record.write(&self.durable, key, ordered).await?;
             let mut state = self.state();
             for (number, epoch) in record.lanes() {
                 if !held.contains(&number) {

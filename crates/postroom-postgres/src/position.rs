@@ -60,6 +60,19 @@ pub(crate) fn xmax(snapshot: &str) -> Option<u64> {
     snapshot.split(':').nth(1)?.parse().ok()
 }
 
+/// What tells rows that went astray: those of transactions at or after the oldest of these snapshots' xmax can be at or below
+/// a floor only if the sequence went back. None where no position has a floor yet, or all are catching up.
+pub(crate) fn astray_bounds<'a>(positions: impl Iterator<Item = &'a Position>) -> Option<(u64, i64)> {
+    let settled = positions.filter(|position| position.catch_up.is_none() && position.floor > 0);
+    settled.filter_map(|position| Some((xmax(&position.snapshot)?, position.floor))).fold(
+        None,
+        |bounds, (xmax, floor)| {
+            let (oldest, highest) = bounds.unwrap_or((xmax, floor));
+            Some((oldest.min(xmax), highest.max(floor)))
+        },
+    )
+}
+
 /// Pairs of a seq and a transaction id taken after it was read. Of those whose id is older than a snapshot's xmax, the
 /// largest seq is the snapshot's floor.
 #[derive(Debug, Default)]
@@ -125,6 +138,14 @@ mod tests {
         assert_eq!(floors.floor(7), 0);
         assert_eq!(floors.floor(8), 50);
         assert_eq!(floors.floor(10), 80);
+    }
+
+    #[test]
+    fn astray_rows_are_looked_for_from_the_oldest_snapshot_to_the_highest_floor() {
+        let older = Position { snapshot: "5:9:".into(), seq: 40, floor: 30, catch_up: None };
+        let without_floor = Position { snapshot: "1:1:".into(), seq: 0, floor: 0, catch_up: None };
+        assert_eq!(astray_bounds([at(100), older, without_floor.clone()].iter()), Some((9, 30)));
+        assert_eq!(astray_bounds([without_floor].iter()), None);
     }
 
     #[test]

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use postroom::{Outcome, StoreError, crash_point};
 use tokio_postgres::types::ToSql;
+use uuid::Uuid;
 
+use crate::lanes::Out;
 use crate::link::Link;
 use crate::position::Position;
 use crate::seeded::unless;
@@ -62,6 +64,7 @@ pub(crate) struct Record {
 struct Park {
     seq: i64,
     lane: u16,
+    id: Uuid,
     state: &'static str,
     attempts: i32,
     wait_ms: i64,
@@ -71,9 +74,15 @@ struct Park {
 struct Bury {
     seq: i64,
     lane: u16,
+    id: Uuid,
     attempts: i32,
     cause: &'static str,
     error: String,
+}
+
+/// What is not ASCII as `?`: for databases whose encoding is not Unicode.
+fn ascii(text: &str) -> String {
+    text.chars().map(|c| if c.is_ascii() { c } else { '?' }).collect()
 }
 
 struct Block {
@@ -84,10 +93,13 @@ struct Block {
 }
 
 impl Record {
-    pub fn add(&mut self, lane: u16, epoch: i64, seq: i64, key: Option<&str>, parked: bool, outcome: &Outcome) {
+    /// Notes what became of a delivery; `key` is none where it waits for no other message.
+    pub fn add(&mut self, out: &Out, key: Option<&str>, outcome: &Outcome) {
+        let (lane, epoch, seq, id, parked) = (out.lane, out.epoch, out.seq, *out.id.as_uuid(), out.read.is_none());
         let park = |state, attempts: u32, wait: Duration, error: Option<&String>| Park {
             seq,
             lane,
+            id,
             state,
             attempts: i32::try_from(attempts).unwrap_or(i32::MAX),
             wait_ms: i64::try_from(wait.as_millis()).unwrap_or(i64::MAX),
@@ -109,7 +121,7 @@ impl Record {
                     self.block.push(Block { seq, lane, key: key.to_owned(), reason: format!("dead: {error}") });
                 }
                 let attempts = i32::try_from(*attempts).unwrap_or(i32::MAX);
-                let row = Bury { seq, lane, attempts, cause: cause.as_str(), error: error.clone() };
+                let row = Bury { seq, lane, id, attempts, cause: cause.as_str(), error: error.clone() };
                 if parked { self.bury_parked.push(row) } else { self.bury.push(row) }
             }
         }
@@ -138,6 +150,9 @@ impl Record {
         ordered: bool,
     ) -> Result<HashSet<u16>, StoreError> {
         link.call(generation, "record parked messages and dead letters", async |session| {
+            let unicode = session.holds_unicode;
+            // An error text that the database cannot hold must not keep the outcome from being recorded.
+            let shown = |text: &str| if unicode { text.to_owned() } else { ascii(text) };
             let tx = session.client.transaction().await?;
             let (lanes, epochs): (Vec<i16>, Vec<i64>) = self.lanes().map(|(l, e)| (l as i16, e)).unzip();
             let held = tx.query(include_str!("sql/lock_lanes.sql"), &[&route, &lanes, &epochs, &owner]).await?;
@@ -150,16 +165,19 @@ impl Record {
                 let states: Vec<&str> = rows.iter().map(|row| row.state).collect();
                 let attempts: Vec<i32> = rows.iter().map(|row| row.attempts).collect();
                 let waits: Vec<i64> = rows.iter().map(|row| row.wait_ms).collect();
-                let errors: Vec<Option<&str>> = rows.iter().map(|row| row.error.as_deref()).collect();
+                let errors: Vec<Option<String>> = rows.iter().map(|row| row.error.as_deref().map(shown)).collect();
+                let ids: Vec<Uuid> = rows.iter().map(|row| row.id).collect();
                 let sql = include_str!("sql/park.sql");
-                tx.execute(sql, &[&route, &seqs, &lanes, &states, &attempts, &waits, &errors, &ordered]).await?;
+                let parameters: [&(dyn ToSql + Sync); 9] =
+                    [&route, &seqs, &lanes, &states, &attempts, &waits, &errors, &ordered, &ids];
+                tx.execute(sql, &parameters).await?;
             }
             let rows: Vec<_> = self.park_again.iter().filter(|row| held.contains(&row.lane)).collect();
             if !rows.is_empty() {
                 let seqs: Vec<i64> = rows.iter().map(|row| row.seq).collect();
                 let attempts: Vec<i32> = rows.iter().map(|row| row.attempts).collect();
                 let waits: Vec<i64> = rows.iter().map(|row| row.wait_ms).collect();
-                let errors: Vec<Option<&str>> = rows.iter().map(|row| row.error.as_deref()).collect();
+                let errors: Vec<Option<String>> = rows.iter().map(|row| row.error.as_deref().map(shown)).collect();
                 tx.execute(include_str!("sql/park_again.sql"), &[&route, &seqs, &attempts, &waits, &errors]).await?;
             }
             for (rows, parked) in [(&self.bury, false), (&self.bury_parked, true)] {
@@ -171,7 +189,7 @@ impl Record {
                 let lanes: Vec<i16> = rows.iter().map(|row| row.lane as i16).collect();
                 let attempts: Vec<i32> = rows.iter().map(|row| row.attempts).collect();
                 let causes: Vec<&str> = rows.iter().map(|row| row.cause).collect();
-                let errors: Vec<&str> = rows.iter().map(|row| row.error.as_str()).collect();
+                let errors: Vec<String> = rows.iter().map(|row| shown(&row.error)).collect();
                 if parked {
                     let sql = include_str!("sql/bury_parked.sql");
                     let dropped = cfg!(seeded_bug = "dead_letter_is_dropped_on_its_way");
@@ -179,7 +197,8 @@ impl Record {
                     tx.execute(sql, &[&route, &seqs, &attempts, &causes, &errors]).await?;
                 } else {
                     let sql = include_str!("sql/bury.sql");
-                    tx.execute(sql, &[&route, &seqs, &lanes, &attempts, &causes, &errors]).await?;
+                    let ids: Vec<Uuid> = rows.iter().map(|row| row.id).collect();
+                    tx.execute(sql, &[&route, &seqs, &lanes, &attempts, &causes, &errors, &ids]).await?;
                 }
             }
             let rows: Vec<_> = self.block.iter().filter(|row| held.contains(&row.lane)).collect();
@@ -187,7 +206,7 @@ impl Record {
                 let seqs: Vec<i64> = rows.iter().map(|row| row.seq).collect();
                 let lanes: Vec<i16> = rows.iter().map(|row| row.lane as i16).collect();
                 let keys: Vec<&str> = rows.iter().map(|row| row.key.as_str()).collect();
-                let reasons: Vec<&str> = rows.iter().map(|row| row.reason.as_str()).collect();
+                let reasons: Vec<String> = rows.iter().map(|row| shown(&row.reason)).collect();
                 tx.execute(include_str!("sql/block.sql"), &[&route, &seqs, &lanes, &keys, &reasons]).await?;
             }
             let done: Vec<i64> = self.done_parked.iter().filter(|row| held.contains(&row.1)).map(|row| row.0).collect();

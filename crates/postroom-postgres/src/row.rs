@@ -18,6 +18,10 @@ pub(crate) struct Read {
     pub xmax: u64,
     /// The route has parked messages or blocked keys.
     pub any_parked: bool,
+    /// Rows are where no read will look for them again, or have another message's seq: nothing of this read may be used.
+    pub astray: bool,
+    /// The route is not registered any more; nothing is known of its topics.
+    pub unregistered: bool,
     pub rows: Vec<FoundRow>,
 }
 
@@ -58,9 +62,13 @@ impl Read {
         let (header, rows) = rows.split_first().ok_or_else(|| unreadable("the read brought no snapshot".into()))?;
         let snapshot: Arc<str> = get::<String>(header, "topic")?.into();
         let xmax = xmax(&snapshot).ok_or_else(|| unreadable(format!("snapshot {snapshot:?}").into()))?;
-        let any_parked = get(header, "behind")?;
+        let (any_parked, registered): (bool, bool) = (get(header, "behind")?, get(header, "wanted")?);
+        let mut astray = get(header, "astray")?;
+        for row in rows {
+            astray |= get::<bool>(row, "astray")?;
+        }
         let rows = rows.iter().map(FoundRow::of).collect::<Result<_, _>>()?;
-        Ok(Self { snapshot, xmax, any_parked, rows })
+        Ok(Self { snapshot, xmax, any_parked, astray, unregistered: !registered, rows })
     }
 }
 

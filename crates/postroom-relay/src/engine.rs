@@ -350,6 +350,8 @@ impl Engine {
         }
         self.lanes_held = standing.held;
         self.settled_ahead = standing.settled_ahead;
+        self.options.order = standing.order.unwrap_or(self.options.order);
+        self.options.on_dead = standing.on_dead.unwrap_or(self.options.on_dead);
         if standing.deaths > self.deaths {
             self.through_since_deaths = 0;
         }

@@ -50,7 +50,7 @@ fn started() -> Engine {
 fn started_with(options: EngineOptions) -> Engine {
     let mut engine = Engine::new(options);
     engine.next(NOW);
-    engine.on(NOW, Input::Renewed(Some(Standing { held: 16, lost_lanes: vec![], settled_ahead: 0, deaths: 0 })));
+    engine.on(NOW, Input::Renewed(Some(Standing { held: 16, lost_lanes: vec![], ..Standing::default() })));
     engine.on(NOW, Input::Probed(Ok(())));
     assert!(engine.next(NOW).iter().any(|action| matches!(action, Action::Claim(_))));
     engine
@@ -284,7 +284,7 @@ fn what_a_lost_lane_had_settled_does_not_hold_up_the_others() {
             engine.on(now, Input::Published(id, Err("cut".to_owned())));
         }
     }
-    let standing = Standing { held: 15, lost_lanes: vec![0], settled_ahead: 0, deaths: 0 };
+    let standing = Standing { held: 15, lost_lanes: vec![0], ..Standing::default() };
     engine.on(now, Input::Renewed(Some(standing)));
     assert!(engine.next(now).iter().any(|action| matches!(action, Action::Claim(_))));
 }

@@ -23,6 +23,8 @@ mod receiving;
 #[cfg(feature = "rusqlite")]
 mod record;
 #[cfg(feature = "rusqlite")]
+mod routes;
+#[cfg(feature = "rusqlite")]
 mod row;
 #[cfg(feature = "rusqlite")]
 mod source;
@@ -30,6 +32,8 @@ mod source;
 mod sqlx_outbox;
 #[cfg(feature = "rusqlite")]
 mod status;
+#[cfg(feature = "rusqlite")]
+mod watch;
 
 #[cfg(feature = "rusqlite")]
 pub use connect::{connect, path_of};

@@ -11,6 +11,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (2, "audit", include_str!("../migrations/0002_audit.sql")),
     (3, "trouble", include_str!("../migrations/0003_trouble.sql")),
     (4, "receiving", include_str!("../migrations/0004_receiving.sql")),
+    (5, "watch", include_str!("../migrations/0005_watch.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (
@@ -72,6 +73,11 @@ pub fn print_sql() -> String {
     }
     script.push_str("commit;\n");
     script
+}
+
+/// Number of the newest migration that this program knows.
+pub(crate) fn schema_version() -> i64 {
+    MIGRATIONS.last().map_or(0, |(number, _, _)| *number)
 }
 
 fn checksum(sql: &str) -> String {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use postroom::Outcome;
+use postroom::{MessageId, Outcome};
 use rusqlite::{Transaction, params};
 
 use crate::source::NOW;
@@ -13,12 +13,12 @@ pub(crate) const COPIED: &str = "id, topic, type, payload, key, routing_key, con
 /// Outcomes that leave a trace, written in one transaction before the position passes them.
 #[derive(Default)]
 pub(crate) struct Record {
-    steps: Vec<(i64, bool, Option<String>, Outcome)>,
+    steps: Vec<(i64, MessageId, bool, Option<String>, Outcome)>,
     keys: HashSet<String>,
 }
 
 impl Record {
-    pub fn add(&mut self, seq: i64, key: Option<&str>, parked: bool, outcome: &Outcome) {
+    pub fn add(&mut self, (seq, id): (i64, MessageId), key: Option<&str>, parked: bool, outcome: &Outcome) {
         let leaves_a_trace = match outcome {
             Outcome::Release => false,
             Outcome::Done => parked,
@@ -26,7 +26,7 @@ impl Record {
             Outcome::Retry { .. } | Outcome::Dead { .. } => true,
         };
         if leaves_a_trace {
-            self.steps.push((seq, parked, key.map(str::to_owned), outcome.clone()));
+            self.steps.push((seq, id, parked, key.map(str::to_owned), outcome.clone()));
             self.keys.extend(key.map(str::to_owned));
         }
     }
@@ -37,11 +37,14 @@ impl Record {
 
     /// `ordered`: whether a message waits for others of its key.
     pub fn write(&self, tx: &Transaction<'_>, route: &str, ordered: bool) -> Result<(), rusqlite::Error> {
-        for (seq, parked, key, outcome) in &self.steps {
+        for (seq, id, parked, key, outcome) in &self.steps {
+            // The id tells a message from another one that got the same seq after the outbox was emptied.
+            let (seq, id) = (*seq, id.as_uuid().simple().to_string());
             match outcome {
                 Outcome::Retry { after, attempts, error } if *parked => {
                     let sql = format!(
-                        "update postroom_parked set state = 'retry', attempts = ?3, due_ms = {NOW} + ?4, last_error = ?5,
+                        "update postroom_parked set state = 'retry', attempts = ?3, due_ms = {NOW} + ?4,
+                                waits_since_ms = {NOW}, last_error = ?5,
                                 history = {}
                           where route = ?1 and seq = ?2",
                         noted("?3", "?5")
@@ -49,28 +52,29 @@ impl Record {
                     tx.execute(&sql, params![route, seq, attempts, after.as_millis() as i64, error])?;
                 }
                 Outcome::Retry { after, attempts, error } => {
-                    park(tx, route, *seq, ordered, "retry", *attempts, after.as_millis() as i64, Some(error))?;
+                    park(tx, route, (seq, &id), ordered, "retry", *attempts, after.as_millis() as i64, Some(error))?;
                 }
-                Outcome::Queue => park(tx, route, *seq, ordered, "queued", 0, 0, None)?,
-                Outcome::Schedule => park(tx, route, *seq, ordered, "scheduled", 0, 0, None)?,
+                Outcome::Queue => park(tx, route, (seq, &id), ordered, "queued", 0, 0, None)?,
+                Outcome::Schedule => park(tx, route, (seq, &id), ordered, "scheduled", 0, 0, None)?,
                 Outcome::Dead { attempts, cause, error, blocks_key } => {
                     let from = if *parked { "postroom_parked" } else { "postroom_outbox" };
                     let sql = format!(
                         "insert into postroom_dead_letters (route, seq, lane, attempts, cause, error, history, {COPIED})
-                         select ?1, seq, 0, ?3, ?4, ?5, {}, {COPIED} from {from} where seq = ?2 {}
+                         select ?1, seq, 0, ?3, ?4, ?5, {}, {COPIED} from {from} where seq = ?2 and {} {}
                              on conflict (route, seq) do nothing",
                         if *parked { noted("?3", "?5") } else { noted("?3", "?5").replace("history", "'[]'") },
+                        same("?6"),
                         if *parked { "and route = ?1" } else { "" }
                     );
-                    tx.execute(&sql, params![route, seq, attempts, cause.as_str(), error])?;
-                    unpark(tx, route, *seq)?;
+                    tx.execute(&sql, params![route, seq, attempts, cause.as_str(), error, id])?;
+                    unpark(tx, route, seq)?;
                     if let Some(key) = key.as_ref().filter(|_| *blocks_key) {
                         let sql = "insert into postroom_blocked_keys (route, ordering_key, seq, reason)
                                    values (?1, ?2, ?3, ?4) on conflict do nothing";
                         tx.execute(sql, params![route, key, seq, format!("dead: {error}")])?;
                     }
                 }
-                Outcome::Done => unpark(tx, route, *seq)?,
+                Outcome::Done => unpark(tx, route, seq)?,
                 Outcome::Release => {}
             }
         }
@@ -89,11 +93,16 @@ pub(crate) fn noted(attempt: &str, error: &str) -> String {
     )
 }
 
+/// Whether a row is the message with the id of a parameter; writers hyphenate as they like.
+fn same(id: &str) -> String {
+    format!("lower(replace(id, '-', '')) = {id}")
+}
+
 #[expect(clippy::too_many_arguments, reason = "the columns of one row")]
 fn park(
     tx: &Transaction<'_>,
     route: &str,
-    seq: i64,
+    (seq, id): (i64, &str),
     ordered: bool,
     state: &str,
     attempts: u32,
@@ -101,15 +110,17 @@ fn park(
     error: Option<&String>,
 ) -> Result<(), rusqlite::Error> {
     let sql = format!(
-        "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, last_error, history, {COPIED})
+        "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, waits_since_ms, last_error,
+                                      history, {COPIED})
          select ?1, seq, 0, case when ?7 then coalesce(key, aggregate_id) end, ?3, ?4,
-                case ?3 when 'scheduled' then coalesce(visible_ms, {NOW}) else {NOW} + ?5 end, ?6,
+                case ?3 when 'scheduled' then coalesce(visible_ms, {NOW}) else {NOW} + ?5 end, {NOW}, ?6,
                 case when ?6 is null then '[]' else {} end, {COPIED}
-           from postroom_outbox where seq = ?2
+           from postroom_outbox where seq = ?2 and {}
              on conflict (route, seq) do nothing",
-        noted("?4", "?6").replace("history", "'[]'")
+        noted("?4", "?6").replace("history", "'[]'"),
+        same("?8")
     );
-    tx.execute(&sql, params![route, seq, state, attempts, wait_ms, error, ordered]).map(drop)
+    tx.execute(&sql, params![route, seq, state, attempts, wait_ms, error, ordered, id]).map(drop)
 }
 
 fn unpark(tx: &Transaction<'_>, route: &str, seq: i64) -> Result<(), rusqlite::Error> {

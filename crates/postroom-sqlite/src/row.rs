@@ -10,6 +10,8 @@ use rusqlite::types::Value;
 /// A message of the outbox or a parked one.
 pub(crate) struct Found {
     pub seq: i64,
+    /// The id as the writer wrote it.
+    pub written_id: String,
     pub attempts: u32,
     pub scheduled: bool,
     pub behind: bool,
@@ -21,6 +23,7 @@ impl Found {
     pub fn of(row: &Row<'_>) -> Result<Self, rusqlite::Error> {
         Ok(Self {
             seq: row.get("seq")?,
+            written_id: row.get("id")?,
             attempts: row.get("attempts")?,
             scheduled: row.get("scheduled")?,
             behind: row.get("behind")?,

@@ -3,23 +3,29 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Claimed, Delivery, Order, Origin, ReadId, Report, Settled, Settlement, Source, Standing, StoreError, Token,
-    TopicFilter, Want, Watermark,
+    Claimed, Delivery, MessageId, OnDead, Order, Origin, ReadId, Report, RouteSettings, Settled, Settlement, Source,
+    Standing, StoreError, Token, TopicFilter, Want, Watermark,
 };
-use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
 use crate::connect::{connect, store_error};
+use crate::migrate::schema_version;
 use crate::record::Record;
+use crate::routes;
 use crate::row::Found;
+use crate::watch::{self, Position};
 
 /// The one lane of a SQLite store.
 pub(crate) const LANE: u16 = 0;
 /// The clock of the database.
 pub(crate) const NOW: &str = "cast(unixepoch('subsec') * 1000 as integer)";
+
+/// A clock may be slewed by so much between two looks without having gone back.
+const CLOCK_SLACK_MS: i64 = 2000;
 
 /// What a source relays, and as whom.
 #[derive(Debug, Clone)]
@@ -36,6 +42,8 @@ pub struct SqliteSourceOptions {
     pub lease: Duration,
     /// Order within a key; the relay has to be told the same.
     pub order: Order,
+    /// What becomes of a key whose message is dead; the relay has to be told the same.
+    pub on_dead: OnDead,
 }
 
 /// Claims messages of one route. All work happens on blocking threads, on one connection.
@@ -47,10 +55,21 @@ pub struct SqliteSource {
 struct Inner {
     options: SqliteSourceOptions,
     connection: Connection,
+    /// Which file the connection has open.
+    file: Option<(u64, u64)>,
     epoch: Option<i64>,
-    position: i64,
-    watermark: Watermark<i64>,
-    unwritten: Option<i64>,
+    /// What the route is, as it was read last.
+    settings: RouteSettings,
+    /// How far the lane has been read.
+    position: Position,
+    /// The position in the file, as this relay found or wrote it last.
+    stored: i64,
+    watermark: Watermark<Position>,
+    unwritten: Option<Position>,
+    /// How another relay's lease stands, and since when it has stood so.
+    other: Option<((String, i64), Instant)>,
+    /// The database's clock at the last renewal.
+    clock: Option<(i64, Instant)>,
     next_token: u64,
     out: HashMap<Token, Out>,
     lost: Vec<u16>,
@@ -58,6 +77,7 @@ struct Inner {
 
 struct Out {
     seq: i64,
+    id: MessageId,
     key: Option<String>,
     read: Option<ReadId>,
 }
@@ -65,24 +85,29 @@ struct Out {
 impl SqliteSource {
     /// Registers the route and prepares to claim. Blocks for a moment.
     pub fn open(options: SqliteSourceOptions) -> Result<Self, StoreError> {
-        let connection = connect(&options.path)?;
-        let failed = |error| store_error("register the route", error);
-        // Losing the newest position repeats messages and never loses any; WAL keeps the file consistent.
-        connection.pragma_update(None, "synchronous", "normal").map_err(failed)?;
-        let topics = serde_json::to_string(options.topics.patterns()).unwrap_or_default();
-        let sql = "insert into postroom_routes (name, topics) values (?1, ?2)
-                   on conflict (name) do update set topics = excluded.topics";
-        connection.execute(sql, params![options.route, topics]).map_err(failed)?;
-        let sql = "insert into postroom_lanes (route, lane) values (?1, ?2) on conflict (route, lane) do nothing";
-        connection.execute(sql, params![options.route, LANE]).map_err(failed)?;
+        let (connection, file, settings) = open(&options)?;
+        let given = given(&options);
+        if settings != given {
+            tracing::warn!(
+                route = options.route, topics = %settings.topics, order = settings.order.map(|order| order.as_str()),
+                on_dead = settings.on_dead.map(|on_dead| on_dead.as_str()),
+                "the route has other settings than this relay's configuration, and they are what counts: a relay that starts \
+                 only adds topics and makes order and on_dead stricter. `postroom routes set` changes them"
+            );
+        }
         let lease = options.lease;
         let inner = Inner {
             options,
             connection,
+            file,
             epoch: None,
-            position: 0,
+            settings,
+            position: Position::default(),
+            stored: 0,
             watermark: Watermark::default(),
             unwritten: None,
+            other: None,
+            clock: None,
             next_token: 0,
             out: HashMap::new(),
             lost: Vec::new(),
@@ -109,40 +134,8 @@ impl SqliteSource {
 #[async_trait]
 impl Source for SqliteSource {
     async fn renew(&self, _: &Report) -> Result<Standing, StoreError> {
-        self.blocking("renew the lease", |inner| {
-            let sql = format!(
-                "update postroom_lanes
-                    set epoch = case when owner = ?2 and epoch = ?3 then epoch else epoch + 1 end,
-                        owner = ?2, expires_ms = {NOW} + ?4
-                  where route = ?1 and lane = 0
-                    and (owner is null or expires_ms < {NOW} or (owner = ?2 and epoch = ?3))
-                returning epoch, position_seq"
-            );
-            let lease = inner.options.lease.as_millis() as i64;
-            let held: Option<(i64, i64)> = inner
-                .connection
-                .query_row(&sql, params![inner.options.route, inner.options.owner, inner.epoch, lease], |row| {
-                    Ok((row.get(0)?, row.get(1)?))
-                })
-                .optional()?;
-            match held {
-                Some((epoch, _)) if inner.epoch == Some(epoch) => {}
-                Some((epoch, position)) => {
-                    inner.lose();
-                    // Read by the relay before and only queued up, without its position having passed them: they are read
-                    // again, in order with those before them that it had in hand.
-                    let sql = "delete from postroom_parked where route = ?1 and seq > ?2 and state <> 'scheduled'
-                                  and attempts = 0 and last_error is null";
-                    inner.connection.execute(sql, params![inner.options.route, position])?;
-                    inner.epoch = Some(epoch);
-                    inner.position = position;
-                }
-                None => inner.lose(),
-            }
-            let (held, settled_ahead) = (usize::from(inner.epoch.is_some()), inner.watermark.settled_ahead());
-            Ok(Standing { held, lost_lanes: std::mem::take(&mut inner.lost), settled_ahead, deaths: 0 })
-        })
-        .await
+        self.blocking("look at the database file", |inner| Ok(inner.open_again_if_replaced())).await??;
+        self.blocking("renew the lease", Inner::renew).await
     }
 
     async fn claim(&self, want: Want) -> Result<Claimed, StoreError> {
@@ -164,8 +157,8 @@ impl Source for SqliteSource {
         self.blocking("give the lane back", |inner| {
             inner.settle(&[])?;
             let sql = "update postroom_lanes set owner = null, expires_ms = null
-                        where route = ?1 and lane = 0 and epoch = ?2";
-            inner.connection.execute(sql, params![inner.options.route, inner.epoch])?;
+                        where route = ?1 and lane = 0 and epoch = ?2 and owner = ?3";
+            inner.connection.execute(sql, params![inner.options.route, inner.epoch, inner.options.owner])?;
             inner.lose();
             inner.lost.clear();
             Ok(())
@@ -179,6 +172,105 @@ impl Source for SqliteSource {
 }
 
 impl Inner {
+    /// A file that was replaced is another one, although our connection still sees the old.
+    fn open_again_if_replaced(&mut self) -> Result<(), StoreError> {
+        let now = watch::file_at(&self.options.path);
+        if now.is_some() && now == self.file {
+            return Ok(());
+        }
+        if now.is_none() {
+            let source = format!("{} is gone", self.options.path.display()).into();
+            return Err(StoreError::Unavailable { what: "look at the database file", source });
+        }
+        tracing::warn!(route = self.options.route, "the database file was replaced; it is opened again");
+        self.lose();
+        (self.connection, self.file, self.settings) = open(&self.options)?;
+        Ok(())
+    }
+
+    fn renew(&mut self) -> Result<Standing, rusqlite::Error> {
+        let silent = self.look_at_others()?;
+        let tx = Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
+        let sql = format!(
+            "update postroom_lanes
+                set epoch = case when owner = ?2 and epoch = ?3 then epoch else epoch + 1 end,
+                    owner = ?2, expires_ms = {NOW} + ?4
+              where route = ?1 and lane = 0
+                and (owner is null or expires_ms < {NOW} or owner = ?2 or (owner = ?5 and expires_ms = ?6))
+            returning epoch, position_seq, position_id"
+        );
+        let lease = self.options.lease.as_millis() as i64;
+        let (other, until) = silent.unzip();
+        let held: Option<(i64, Position)> = tx
+            .query_row(&sql, params![self.options.route, self.options.owner, self.epoch, lease, other, until], |row| {
+                Ok((row.get(0)?, Position { seq: row.get(1)?, id: row.get(2)? }))
+            })
+            .optional()?;
+        let taken = held.filter(|(epoch, _)| self.epoch != Some(*epoch));
+        let lost = self.epoch.is_some() && (held_is_gone(&tx, &self.options, self.epoch)? || taken.is_some());
+        let mut moved = None;
+        if let Some((_, position)) = &taken {
+            // Read by the relay before and only queued up, without its position having passed them: they are read again, in
+            // order with those before them that it had in hand.
+            let sql = "delete from postroom_parked where route = ?1 and seq > ?2 and state <> 'scheduled'
+                          and attempts = 0 and last_error is null";
+            tx.execute(sql, params![self.options.route, position.seq])?;
+            if watch::seqs_again(&tx, position)? {
+                moved = Some(watch::give_new_seqs(&tx)?);
+            }
+        }
+        let settings = routes::settings(&tx, &self.options.route)?;
+        let clock: i64 = tx.query_row(&format!("select {NOW}"), [], |row| row.get(0))?;
+        let now = Instant::now();
+        let went_back = self.clock.is_none_or(|(before, at)| {
+            clock < before + now.saturating_duration_since(at).as_millis() as i64 - CLOCK_SLACK_MS
+        });
+        if went_back {
+            watch::reset_waits(&tx, &self.options.route)?;
+        }
+        tx.commit()?;
+        self.clock = Some((clock, now));
+        if let Some(settings) = settings {
+            self.settings = settings;
+        }
+        if lost {
+            self.lose();
+        }
+        if let Some((epoch, position)) = taken {
+            self.epoch = Some(epoch);
+            self.stored = position.seq;
+            self.position = Position { id: position.id.filter(|_| moved.is_none()), ..position };
+        }
+        if let Some(moved) = moved {
+            tell_new_seqs(&self.options.route, moved);
+        }
+        let (held, settled_ahead) = (usize::from(self.epoch.is_some()), self.watermark.settled_ahead());
+        let (order, on_dead) = (self.settings.order, self.settings.on_dead);
+        Ok(Standing { held, lost_lanes: std::mem::take(&mut self.lost), settled_ahead, deaths: 0, order, on_dead })
+    }
+
+    /// The relay that holds the lane and the end of its lease, if that has not changed for a lease as we saw it: then it is
+    /// silent, whatever the clocks say.
+    fn look_at_others(&mut self) -> Result<Option<(String, i64)>, rusqlite::Error> {
+        let sql = "select owner, expires_ms from postroom_lanes
+                    where route = ?1 and lane = 0 and owner <> ?2 and expires_ms is not null";
+        let seen: Option<(String, i64)> = self
+            .connection
+            .query_row(sql, params![self.options.route, self.options.owner], |row| Ok((row.get(0)?, row.get(1)?)))
+            .optional()?;
+        let now = Instant::now();
+        match (&self.other, seen) {
+            (_, None) => self.other = None,
+            (Some((known, since)), Some(seen)) if *known == seen => {
+                if now.saturating_duration_since(*since) > self.options.lease {
+                    return Ok(Some(seen));
+                }
+            }
+            (_, Some(seen)) => self.other = Some((seen, now)),
+        }
+        Ok(None)
+    }
+
     fn lose(&mut self) {
         if self.epoch.take().is_some() {
             self.lost.push(LANE);
@@ -192,32 +284,52 @@ impl Inner {
         let Found { seq, attempts, scheduled, behind, message, .. } = found;
         let token = Token(self.next_token);
         self.next_token += 1;
-        let key = message.ordering_key().map(str::to_owned);
-        self.out.insert(token, Out { seq, key, read });
+        let (id, key) = (message.id, message.ordering_key().map(str::to_owned));
+        self.out.insert(token, Out { seq, id, key, read });
         Delivery { token, lane: LANE, origin, attempts, scheduled, behind, deaths: 0, message }
     }
 
     fn claim(&mut self, want: Want) -> Result<Claimed, rusqlite::Error> {
         let mut claimed = Claimed { lost_lanes: std::mem::take(&mut self.lost), ..Claimed::default() };
-        if self.epoch.is_none() {
+        let Some(epoch) = self.epoch else { return Ok(claimed) };
+        // Everything is read before anything is taken in, and in one transaction: an error half-way must not leave a read in
+        // nobody's hand, and what is read belongs to the position that was looked at.
+        match self.look(epoch)? {
+            watch::Standing::Known => {}
+            watch::Standing::Another => return Ok(self.lost_before_the_read()),
+            watch::Standing::SeqsAgain => {
+                let tx = Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
+                let moved = watch::give_new_seqs(&tx)?;
+                tx.commit()?;
+                tell_new_seqs(&self.options.route, moved);
+                return Ok(self.lost_before_the_read());
+            }
+        }
+        let tx = self.connection.unchecked_transaction()?;
+        if self.look(epoch)? != watch::Standing::Known {
+            // It changed since; the next claim finds out how.
             return Ok(claimed);
         }
-        // Everything is read before anything is taken in: an error half-way must not leave a read in nobody's hand.
+        let settings = routes::settings(&tx, &self.options.route)?;
         let (parked, parked_cut) =
             if want.parked { self.read_parked(want.messages, want.bytes)? } else { (Vec::new(), false) };
         let room = want.lane_messages_max.saturating_sub(self.watermark.open()).min(want.messages);
         let (fresh, fresh_cut) = self.read_fresh(room, want.bytes)?;
+        drop(tx);
+        if let Some(settings) = settings {
+            self.settings = settings;
+        }
         claimed.more = parked_cut || fresh_cut || parked.len() >= want.messages || fresh.len() >= want.messages;
 
         for found in parked {
             claimed.deliveries.push(self.hand_out(found, Origin::Parked, None));
         }
         let Some(last) = fresh.last() else { return Ok(claimed) };
-        self.position = last.seq;
-        let topics = &self.options.topics;
+        self.position = Position { seq: last.seq, id: Some(last.written_id.clone()) };
+        let topics = &self.settings.topics;
         let wanted: Vec<Found> =
             fresh.into_iter().filter(|row| !row.dealt_with && topics.takes(&row.message.topic)).collect();
-        let read = self.watermark.opened(self.position, wanted.len());
+        let read = self.watermark.opened(self.position.clone(), wanted.len());
         if let Some(position) = self.watermark.advance() {
             self.unwritten = Some(position);
         }
@@ -227,13 +339,25 @@ impl Inner {
         Ok(claimed)
     }
 
+    fn look(&self, epoch: i64) -> Result<watch::Standing, rusqlite::Error> {
+        let (route, owner) = (&self.options.route, &self.options.owner);
+        watch::look(&self.connection, route, owner, epoch, self.stored, &self.position)
+    }
+
+    /// The lane is taken again with the next renewal, and read from the position in the file.
+    fn lost_before_the_read(&mut self) -> Claimed {
+        self.lose();
+        Claimed { lost_lanes: std::mem::take(&mut self.lost), ..Claimed::default() }
+    }
+
     /// In order, at most about `bytes`; whether there was more.
     fn read_fresh(&self, limit: usize, bytes: usize) -> Result<(Vec<Found>, bool), rusqlite::Error> {
         // Dealt with: parked or buried before a crash kept the position from passing it.
         let sql = format!(
             "select o.*, 0 as attempts, coalesce(o.visible_ms > {NOW}, false) as scheduled,
-                    (exists (select 1 from postroom_parked p where p.route = ?1 and p.seq = o.seq)
-                     or exists (select 1 from postroom_dead_letters d where d.route = ?1 and d.seq = o.seq)) as dealt_with,
+                    (exists (select 1 from postroom_parked p where p.route = ?1 and p.seq = o.seq and p.id = o.id)
+                     or exists (select 1 from postroom_dead_letters d
+                                 where d.route = ?1 and d.seq = o.seq and d.id = o.id)) as dealt_with,
                     (exists (select 1 from postroom_parked p
                               where p.route = ?1 and p.ordering_key = coalesce(o.key, o.aggregate_id)
                                 and p.state <> 'scheduled')
@@ -242,7 +366,7 @@ impl Inner {
                from postroom_outbox o where o.seq > ?2 order by o.seq limit ?3"
         );
         let mut statement = self.connection.prepare_cached(&sql)?;
-        up_to(bytes, statement.query_map(params![self.options.route, self.position, limit as i64], Found::of)?)
+        up_to(bytes, statement.query_map(params![self.options.route, self.position.seq, limit as i64], Found::of)?)
     }
 
     /// Heads that are due, each with what queues behind it, up to the next head of the key.
@@ -287,9 +411,9 @@ impl Inner {
         for settlement in settlements {
             if let Some(out) = self.out.get(&settlement.token) {
                 // Without order a message waits for no other, but those that an operator gave back do.
-                let waits = self.options.order != Order::None || out.read.is_none();
+                let waits = self.ordered() || out.read.is_none();
                 let key = out.key.as_deref().filter(|_| waits);
-                record.add(out.seq, key, out.read.is_none(), &settlement.outcome);
+                record.add((out.seq, out.id), key, out.read.is_none(), &settlement.outcome);
             }
         }
         // The watermark moves in memory only after the transaction committed, so that a repeated call repeats it whole.
@@ -300,15 +424,17 @@ impl Inner {
             }
         }
         if !record.is_empty() {
-            let route = self.options.route.clone();
+            let (route, ordered) = (self.options.route.clone(), self.ordered());
             let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            // The position too: owner and epoch may be in a backup that was restored.
             let held: bool = tx.query_row(
-                "select exists (select 1 from postroom_lanes where route = ?1 and lane = 0 and epoch = ?2)",
-                params![route, epoch],
+                "select exists (select 1 from postroom_lanes
+                                 where route = ?1 and lane = 0 and epoch = ?2 and owner = ?3 and position_seq = ?4)",
+                params![route, epoch, self.options.owner, self.stored],
                 |row| row.get(0),
             )?;
             if held {
-                record.write(&tx, &route, self.options.order != Order::None)?;
+                record.write(&tx, &route, ordered)?;
                 tx.commit()?;
                 settled.more_parked = true;
             } else {
@@ -330,20 +456,80 @@ impl Inner {
             self.unwritten = Some(position);
         }
         settled.settled_ahead = self.watermark.settled_ahead();
-        if let Some(position) = self.unwritten {
-            let sql = "update postroom_lanes set position_seq = ?3 where route = ?1 and lane = 0 and epoch = ?2";
+        if let Some(position) = self.unwritten.clone() {
+            let sql = "update postroom_lanes set position_seq = ?3, position_id = ?4
+                        where route = ?1 and lane = 0 and epoch = ?2 and owner = ?5 and position_seq = ?6";
+            let (route, owner) = (&self.options.route, &self.options.owner);
             // An error leaves the position unwritten for the next settling; everything else is recorded.
-            match self.connection.execute(sql, params![self.options.route, epoch, position]) {
-                Ok(1) => self.unwritten = None,
+            match self.connection.execute(sql, params![route, epoch, position.seq, position.id, owner, self.stored]) {
+                Ok(1) => (self.unwritten, self.stored) = (None, position.seq),
                 Ok(_) => {
                     self.lose();
                     settled.lost_lanes = std::mem::take(&mut self.lost);
                 }
-                Err(_) => settled.unwritten = true,
+                Err(error) => {
+                    tracing::warn!(%error, "the position could not be written; it is with the next settling");
+                    settled.unwritten = true;
+                }
             }
         }
         Ok(settled)
     }
+
+    fn ordered(&self) -> bool {
+        self.settings.order.unwrap_or(self.options.order) != Order::None
+    }
+}
+
+fn given(options: &SqliteSourceOptions) -> RouteSettings {
+    RouteSettings { topics: options.topics.clone(), order: Some(options.order), on_dead: Some(options.on_dead) }
+}
+
+/// Opens the file, checks the schema and registers the route.
+fn open(options: &SqliteSourceOptions) -> Result<(Connection, Option<(u64, u64)>, RouteSettings), StoreError> {
+    let connection = connect(&options.path)?;
+    let file = watch::file_at(&options.path);
+    let failed = |error| store_error("register the route", error);
+    let version: Option<i64> =
+        connection.query_row("select max(number) from postroom_migrations", [], |row| row.get(0)).map_err(failed)?;
+    if version.unwrap_or_default() < schema_version() {
+        return Err(StoreError::Schema {
+            problem: format!(
+                "it is at version {}, and this program needs version {}",
+                version.unwrap_or_default(),
+                schema_version()
+            ),
+            hint: "run `postroom migrate` on this database",
+        });
+    }
+    // Losing the newest position repeats messages and never loses any; WAL keeps the file consistent.
+    connection.pragma_update(None, "synchronous", "normal").map_err(failed)?;
+    let tx = Transaction::new_unchecked(&connection, TransactionBehavior::Immediate).map_err(failed)?;
+    let settings = routes::register(&tx, &options.route, &given(options), &options.owner).map_err(failed)?;
+    let sql = "insert into postroom_lanes (route, lane) values (?1, ?2) on conflict (route, lane) do nothing";
+    tx.execute(sql, params![options.route, LANE]).map_err(failed)?;
+    tx.commit().map_err(failed)?;
+    Ok((connection, file, settings))
+}
+
+/// Whether the lane that we took for ours is somebody else's.
+fn held_is_gone(
+    connection: &Connection,
+    options: &SqliteSourceOptions,
+    epoch: Option<i64>,
+) -> Result<bool, rusqlite::Error> {
+    let sql = "select not exists (select 1 from postroom_lanes
+                                   where route = ?1 and lane = 0 and owner = ?2 and epoch = ?3)";
+    connection.query_row(sql, params![options.route, options.owner, epoch], |row| row.get(0))
+}
+
+fn tell_new_seqs(route: &str, moved: usize) {
+    tracing::warn!(
+        route,
+        moved,
+        "the outbox was emptied and counts from one again: messages that would have hidden below the position got new seqs; \
+         nothing was passed over, some may be sent again"
+    );
 }
 
 /// Takes rows as long as they fit in `bytes`, the first whatever its size; whether one did not.

@@ -38,6 +38,7 @@ async fn source(file: &File, owner: &str) -> SqliteSource {
         owner: owner.to_owned(),
         lease: Duration::from_secs(600),
         order: postroom::Order::Key,
+        on_dead: postroom::OnDead::Skip,
     };
     let source = SqliteSource::open(options).unwrap();
     source.renew(&postroom::Report::default()).await.unwrap();
@@ -229,4 +230,106 @@ fn a_guard_that_fails_rolls_back_business_rows_and_messages_with_an_error_of_its
     assert!(matches!(none, GuardError::RowCount { actual: 0, .. }));
     let messages: i64 = connection.query_row("select count(*) from postroom_outbox", [], |row| row.get(0)).unwrap();
     assert_eq!(messages, 1);
+}
+
+/// Claims, settles as done, renews, until these have come out, however often a claim brings nothing.
+async fn until_out(source: &SqliteSource, expected: &[MessageId]) -> Vec<MessageId> {
+    let mut out = Vec::new();
+    for _ in 0..20 {
+        source.renew(&postroom::Report::default()).await.unwrap();
+        let deliveries = claim(source).await;
+        out.extend(deliveries.iter().map(|delivery| delivery.message.id));
+        let done = |token| Settlement { token, outcome: Outcome::Done };
+        source.settle(&deliveries.iter().map(|delivery| done(delivery.token)).collect::<Vec<_>>()).await.unwrap();
+        if expected.iter().all(|id| out.contains(id)) {
+            return out;
+        }
+    }
+    panic!("I1: some of {} messages were passed over, {} came", expected.len(), out.len());
+}
+
+fn written(connection: &mut Connection, count: usize) -> Vec<MessageId> {
+    let messages: Vec<Message> = (0..count).map(|_| message("a")).collect();
+    enqueue(connection, &messages);
+    messages.iter().map(|message| message.id).collect()
+}
+
+#[tokio::test]
+async fn an_outbox_that_was_emptied_and_counts_from_one_again_loses_nothing() {
+    for count in [5, 20, 50] {
+        let (file, mut connection) = prepared();
+        let relay = source(&file, "relay").await;
+        let before = written(&mut connection, 20);
+        assert_eq!(until_out(&relay, &before).await, before);
+        connection.execute_batch("delete from postroom_outbox; delete from sqlite_sequence").unwrap();
+        let new = written(&mut connection, count);
+        assert_eq!(until_out(&relay, &new).await, new, "{count} after 20, under a running relay");
+
+        relay.release().await.unwrap();
+        connection.execute_batch("delete from postroom_outbox; delete from sqlite_sequence").unwrap();
+        let new = written(&mut connection, 3 * count + 100);
+        let next = source(&file, "the next relay").await;
+        assert_eq!(until_out(&next, &new).await, new, "{count}, while nobody relays");
+    }
+}
+
+#[tokio::test]
+async fn a_file_restored_in_place_or_replaced_under_a_running_relay_loses_nothing_new() {
+    for replaced in [false, true] {
+        let (file, mut connection) = prepared();
+        let relay = source(&file, "relay").await;
+        let before = written(&mut connection, 20);
+        assert_eq!(until_out(&relay, &before).await, before);
+        let copy = File(file.0.with_extension("copy"));
+        connection.execute("vacuum into ?1", [copy.0.to_str().unwrap()]).unwrap();
+        let forgotten = written(&mut connection, 20);
+        assert_eq!(until_out(&relay, &forgotten).await, forgotten);
+        if replaced {
+            drop(connection);
+            std::fs::rename(&copy.0, &file.0).unwrap();
+            for suffix in ["-wal", "-shm"] {
+                let _ = std::fs::remove_file(format!("{}{suffix}", file.0.display()));
+            }
+        } else {
+            // What `.restore` does: pages are written over those of the file.
+            connection
+                .execute_batch(&format!(
+                    "attach '{}' as backup;
+                     begin immediate;
+                     delete from postroom_outbox; insert into postroom_outbox select * from backup.postroom_outbox;
+                     delete from postroom_lanes; insert into postroom_lanes select * from backup.postroom_lanes;
+                     delete from sqlite_sequence where name = 'postroom_outbox';
+                     insert into sqlite_sequence select * from backup.sqlite_sequence where name = 'postroom_outbox';
+                     commit",
+                    copy.0.display()
+                ))
+                .unwrap();
+        }
+        let mut connection = connect(&file.0).unwrap();
+        let new = written(&mut connection, 10);
+        let out = until_out(&relay, &new).await;
+        assert_eq!(out, new, "replaced: {replaced}");
+    }
+}
+
+#[tokio::test]
+async fn a_relay_with_fewer_topics_or_a_looser_order_takes_what_the_route_takes() {
+    let (file, mut connection) = prepared();
+    let options = |owner: &str, topics: &[&str], order| SqliteSourceOptions {
+        path: file.0.clone(),
+        route: "orders".to_owned(),
+        topics: TopicFilter::new(topics.iter().copied()).unwrap(),
+        owner: owner.to_owned(),
+        lease: Duration::from_secs(600),
+        order,
+        on_dead: postroom::OnDead::Skip,
+    };
+    let old = SqliteSource::open(options("old", &["orders"], postroom::Order::None)).unwrap();
+    old.renew(&postroom::Report::default()).await.unwrap();
+    let _new = SqliteSource::open(options("new", &["orders", "billing"], postroom::Order::Key)).unwrap();
+    let billing = Message::new("billing", "bill.sent", "x");
+    enqueue(&mut connection, std::slice::from_ref(&billing));
+    assert_eq!(until_out(&old, &[billing.id]).await, [billing.id]);
+    let standing = old.renew(&postroom::Report::default()).await.unwrap();
+    assert_eq!(standing.order, Some(postroom::Order::Key));
 }

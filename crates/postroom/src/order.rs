@@ -22,3 +22,34 @@ pub enum OnDead {
     /// Later messages of the key wait until an operator retries, discards or skips the dead one.
     Block,
 }
+
+impl Order {
+    /// The word in the configuration and in the database.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Key => "key",
+            Self::Pipelined => "pipelined",
+            Self::None => "none",
+        }
+    }
+
+    /// The order of that word.
+    pub fn of(word: &str) -> Option<Self> {
+        [Self::Key, Self::Pipelined, Self::None].into_iter().find(|order| order.as_str() == word)
+    }
+}
+
+impl OnDead {
+    /// The word in the configuration and in the database.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Skip => "skip",
+            Self::Block => "block",
+        }
+    }
+
+    /// What that word says.
+    pub fn of(word: &str) -> Option<Self> {
+        [Self::Skip, Self::Block].into_iter().find(|on_dead| on_dead.as_str() == word)
+    }
+}

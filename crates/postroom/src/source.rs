@@ -6,6 +6,7 @@ use async_trait::async_trait;
 
 use crate::delivery::{Delivery, Settlement};
 use crate::error::StoreError;
+use crate::order::{OnDead, Order};
 
 /// How much a relay wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +82,10 @@ pub struct Standing {
     pub settled_ahead: usize,
     /// Relays in a row that died holding one of these lanes, none of them having survived what it claimed.
     pub deaths: u32,
+    /// Order within a key, as the store has it for the route; it counts more than what the relay was started with.
+    pub order: Option<Order>,
+    /// What becomes of a key whose message is dead, likewise.
+    pub on_dead: Option<OnDead>,
 }
 
 /// Claims messages of one route and records what became of them.

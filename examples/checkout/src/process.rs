@@ -42,6 +42,7 @@ pub async fn run(service: Service, store: &str, rabbitmq: &str, exchange: &str) 
             lease: Duration::from_secs(2),
             start_at: StartAt::Oldest,
             order: Order::Key,
+            on_dead: postroom::OnDead::Skip,
             positions_every: POSITIONS_EVERY,
         },
     )

@@ -101,6 +101,7 @@ async fn play(dir: &Path, json: bool) -> Result<Ledger, Failure> {
         owner: format!("demo/{}", MessageId::new()),
         lease: Duration::from_secs(15),
         order: postroom::Order::Key,
+        on_dead: postroom::OnDead::Skip,
     })?;
     let sink = Arc::new(SendsSomeTwice::new(broker.sink()));
     let relay = Relay::new(ROUTE, Arc::new(source), sink).wake_by(wake.clone());

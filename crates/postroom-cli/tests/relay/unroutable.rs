@@ -43,6 +43,7 @@ async fn unroutable_messages_are_never_marked_stored() {
             start_at: StartAt::Oldest,
             positions_every: postroom_postgres::POSITIONS_EVERY,
             order: postroom::Order::Key,
+            on_dead: postroom::OnDead::Skip,
         },
     )
     .await

@@ -1,15 +1,16 @@
 -- Says that this relay is alive, extends the lease on lanes held ($3, $4 epochs), and takes lanes that are free, expired, or
 -- ours under an epoch that we no longer know, with a new epoch, up to its share: lanes divided by relays, rounded up.
 -- Time is the database's. $1 route, $2 owner, $5 lease in milliseconds, $6 why the sink is down or null, $7 whether what
--- killed earlier relays is behind us. The first row has lane -1 and the share as epoch.
+-- killed earlier relays is behind us, $8 relays that were silent for a lease as this one saw it: their lanes are taken although
+-- the database's clock, which may have gone back, says that their leases run. The first row has lane -1 and the share as epoch.
 -- A recording transaction holds `for key share` on its lanes (lock_lanes.sql): it does not hold up our own renewal
 -- (`no key update`), but a takeover (`update`) passes it by and comes again.
 with present as (
-    insert into postroom.relays as r (route, owner, expires_at, sink_down_since, sink_error)
-    values ($1, $2, clock_timestamp() + $5::bigint * interval '1 millisecond',
+    insert into postroom.relays as r (route, owner, expires_at, lease_ms, sink_down_since, sink_error)
+    values ($1, $2, clock_timestamp() + $5::bigint * interval '1 millisecond', $5::bigint,
             case when $6::text is not null then clock_timestamp() end, $6)
         on conflict (route, owner) do update
-           set expires_at = excluded.expires_at, sink_error = excluded.sink_error,
+           set expires_at = excluded.expires_at, lease_ms = excluded.lease_ms, sink_error = excluded.sink_error,
                sink_down_since = case when excluded.sink_error is not null
                                       then coalesce(r.sink_down_since, excluded.sink_down_since) end
     returning 1
@@ -24,7 +25,8 @@ gone as (
 ),
 share as (
     select ceil(s.lanes::numeric / (1 + (select count(*) from postroom.relays r
-                                          where r.route = $1 and r.owner <> $2 and r.expires_at > clock_timestamp())))::bigint
+                                          where r.route = $1 and r.owner <> $2 and r.owner <> all ($8::text[])
+                                            and r.expires_at > clock_timestamp())))::bigint
                as lanes
       from postroom.settings s
 ),
@@ -40,7 +42,7 @@ taken as (
     select l.lane, (l.owner is not null and l.owner <> $2)::int as died
       from postroom.lanes l
      where l.route = $1
-       and (l.owner is null or l.expires_at < clock_timestamp() or l.owner = $2)
+       and (l.owner is null or l.expires_at < clock_timestamp() or l.owner = $2 or l.owner = any ($8::text[]))
        and not exists (select from unnest($3::smallint[], $4::bigint[]) as h (lane, epoch)
                         where h.lane = l.lane and h.epoch = l.epoch and l.owner = $2)
      order by l.lane

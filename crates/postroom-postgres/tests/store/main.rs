@@ -4,6 +4,7 @@
 
 mod adapters;
 mod bytes;
+mod changed;
 mod contract;
 mod leases;
 mod log_source;

@@ -28,6 +28,7 @@ pub fn options(owner: &str) -> LogSourceOptions {
         start_at: StartAt::Oldest,
         positions_every: Duration::ZERO,
         order: postroom::Order::Key,
+        on_dead: postroom::OnDead::Skip,
     }
 }
 

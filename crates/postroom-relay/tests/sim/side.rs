@@ -122,6 +122,7 @@ impl Side {
             lost_lanes: std::mem::take(&mut self.lost),
             settled_ahead: self.settled_ahead(),
             deaths: self.lanes.values().map(|lane| lane.deaths).max().unwrap_or_default(),
+            ..Standing::default()
         }
     }
 

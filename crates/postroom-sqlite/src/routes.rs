@@ -1,0 +1,62 @@
+//! What a route is: topics, order and what becomes of a key whose message is dead. The file has the say, not the relay that
+//! happens to run.
+
+use postroom::{OnDead, Order, RouteSettings, TopicFilter};
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
+
+/// Registers a route or adds to it what a relay was started with; returns what the route is now.
+pub(crate) fn register(
+    tx: &Transaction<'_>,
+    route: &str,
+    given: &RouteSettings,
+    owner: &str,
+) -> Result<RouteSettings, rusqlite::Error> {
+    let now = match settings(tx, route)? {
+        Some(known) => {
+            let merged = known.with(given);
+            if merged == known {
+                return Ok(known);
+            }
+            merged
+        }
+        None => given.clone(),
+    };
+    change(tx, route, &now, owner)?;
+    Ok(now)
+}
+
+/// What a route is; none: it never ran.
+pub(crate) fn settings(connection: &Connection, route: &str) -> Result<Option<RouteSettings>, rusqlite::Error> {
+    let sql = "select topics, ordering, on_dead from postroom_routes where name = ?1";
+    let read = |row: &rusqlite::Row<'_>| {
+        let topics: String = row.get(0)?;
+        let patterns: Vec<String> = serde_json::from_str(&topics).unwrap_or_default();
+        Ok(RouteSettings {
+            // What cannot be read takes everything rather than pass a message by.
+            topics: TopicFilter::new(patterns).unwrap_or_else(|_| TopicFilter::all()),
+            order: row.get::<_, Option<String>>(1)?.as_deref().and_then(Order::of),
+            on_dead: row.get::<_, Option<String>>(2)?.as_deref().and_then(OnDead::of),
+        })
+    };
+    connection.prepare_cached(sql)?.query_row([route], read).optional()
+}
+
+/// Gives a route these settings and keeps the change.
+pub(crate) fn change(
+    tx: &Transaction<'_>,
+    route: &str,
+    now: &RouteSettings,
+    set_by: &str,
+) -> Result<(), rusqlite::Error> {
+    let topics = serde_json::to_string(now.topics.patterns()).unwrap_or_default();
+    let (order, on_dead) = (now.order.map(|order| order.as_str()), now.on_dead.map(|on_dead| on_dead.as_str()));
+    let sql = "insert into postroom_routes (name, topics, ordering, on_dead) values (?1, ?2, ?3, ?4)
+               on conflict (name) do update set topics = excluded.topics, ordering = excluded.ordering,
+                   on_dead = excluded.on_dead, revision = revision + 1";
+    tx.execute(sql, params![route, topics, order, on_dead])?;
+    let sql = "insert into postroom_route_revisions (route, revision, topics, ordering, on_dead, set_by)
+               select name, revision, topics, ordering, on_dead, ?2 from postroom_routes where name = ?1
+               on conflict (route, revision) do update set topics = excluded.topics, ordering = excluded.ordering,
+                   on_dead = excluded.on_dead, set_by = excluded.set_by";
+    tx.execute(sql, params![route, set_by]).map(drop)
+}
