@@ -7,6 +7,7 @@ mod exit;
 mod inbox;
 mod keys;
 mod migrate;
+mod routes;
 mod run;
 mod status;
 mod store;
@@ -48,6 +49,8 @@ enum Command {
     Inbox(inbox::InboxArgs),
     /// Look at keys that wait, park them, let them go on, or skip a dead message
     Keys(keys::KeysArgs),
+    /// Show what each route is, and change it: topics, order, on_dead
+    Routes(routes::RoutesArgs),
     /// Tell where one message is, what it waits for, and what happens next
     Why(why::WhyArgs),
 }
@@ -105,6 +108,7 @@ fn main() -> ExitCode {
             Command::Dead(args) => dead::dead(*args, cli.json).await,
             Command::Inbox(args) => inbox::inbox(args, cli.json).await,
             Command::Keys(args) => keys::keys(args, cli.json).await,
+            Command::Routes(args) => routes::routes(args, cli.json).await,
             Command::Why(args) => why::why(args, cli.json).await,
         }
     });

@@ -114,13 +114,18 @@ impl Connector {
     }
 
     async fn open(&self, config: &Config) -> Result<Client, StoreError> {
-        let (client, connection) =
-            config.connect(self.tls.clone()).await.map_err(|error| store_error("connect", error))?;
+        let failed = |error| store_error("connect", error);
+        let (client, connection) = config.connect(self.tls.clone()).await.map_err(failed)?;
+        // Such a database checks nothing, but would refuse to show us a row with bytes that are no UTF-8.
+        let unchecked = connection.parameter("server_encoding") == Some("SQL_ASCII");
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a database connection ended");
             }
         });
+        if unchecked {
+            client.batch_execute("set client_encoding to 'SQL_ASCII'").await.map_err(failed)?;
+        }
         Ok(client)
     }
 }

@@ -7,6 +7,7 @@ use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
 use crate::connect::Connector;
 use crate::link::store_error;
+use crate::text::{shown, shown_opt};
 
 /// Dead letters by filter, oldest first, at most `limit`.
 pub async fn dead_letters(
@@ -199,21 +200,21 @@ async fn chosen(
 fn letter(row: &Row) -> Result<DeadLetter, StoreError> {
     let read = || -> Result<DeadLetter, tokio_postgres::Error> {
         Ok(DeadLetter {
-            route: row.try_get(0)?,
+            route: shown(row, 0)?,
             seq: row.try_get(1)?,
             id: row.try_get::<_, uuid::Uuid>(2)?.to_string(),
-            topic: row.try_get(3)?,
-            kind: row.try_get(4)?,
-            key: row.try_get(5)?,
-            tenant_id: row.try_get(6)?,
-            aggregate_id: row.try_get(7)?,
+            topic: shown(row, 3)?,
+            kind: shown(row, 4)?,
+            key: shown_opt(row, 5)?,
+            tenant_id: shown_opt(row, 6)?,
+            aggregate_id: shown_opt(row, 7)?,
             attempts: row.try_get(8)?,
-            cause: row.try_get(9)?,
-            error: row.try_get(10)?,
+            cause: shown(row, 9)?,
+            error: shown(row, 10)?,
             died_seconds_ago: row.try_get(11)?,
             payload_bytes: row.try_get(12)?,
-            headers: headers_from_json(row.try_get(13)?),
-            history: serde_json::from_str(row.try_get(14)?).unwrap_or_default(),
+            headers: headers_from_json(shown_opt(row, 13)?.as_deref()),
+            history: serde_json::from_str(&shown(row, 14)?).unwrap_or_default(),
             lane: row.try_get(15)?,
         })
     };

@@ -5,6 +5,7 @@ use postroom::{Deed, KeyDeed, StoreError, WaitingKey};
 use crate::connect::Connector;
 use crate::dead::audit;
 use crate::link::store_error;
+use crate::text::{shown, shown_opt};
 
 /// Keys that wait, longest first, at most `limit`.
 pub async fn waiting_keys(
@@ -19,15 +20,15 @@ pub async fn waiting_keys(
         .iter()
         .map(|row| {
             Ok(WaitingKey {
-                route: row.try_get(0)?,
-                key: row.try_get(1)?,
+                route: shown(row, 0)?,
+                key: shown(row, 1)?,
                 waits_for: row.try_get(2)?,
                 head: row.try_get(3)?,
                 messages: row.try_get(4)?,
                 attempts: row.try_get(5)?,
                 since_seconds: row.try_get(6)?,
                 retry_in_seconds: row.try_get(7)?,
-                reason: row.try_get(8)?,
+                reason: shown_opt(row, 8)?,
             })
         })
         .collect();

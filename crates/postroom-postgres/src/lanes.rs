@@ -204,6 +204,7 @@ impl Lanes {
                     scheduled: row.scheduled,
                     behind: row.behind,
                     deaths: 0,
+                    unreadable: row.unreadable,
                     message,
                 });
             }
@@ -214,11 +215,11 @@ impl Lanes {
     /// Takes in parked messages that can go out.
     pub fn take_in_parked(&mut self, rows: Vec<ParkedRow>) -> Vec<Delivery> {
         let mut deliveries = Vec::with_capacity(rows.len());
-        for ParkedRow { lane, seq, key, attempts, message } in rows {
+        for ParkedRow { lane, seq, key, attempts, message, unreadable } in rows {
             let Some(epoch) = self.lanes.get(&lane).map(|lane| lane.epoch) else { continue };
             let token = self.hand_out(Out { lane, epoch, seq, id: message.id, key, read: None });
             let (origin, scheduled, behind, deaths) = (Origin::Parked, false, false, 0);
-            deliveries.push(Delivery { token, lane, origin, attempts, scheduled, behind, deaths, message });
+            deliveries.push(Delivery { token, lane, origin, attempts, scheduled, behind, deaths, unreadable, message });
         }
         deliveries
     }
@@ -448,6 +449,7 @@ mod tests {
             behind: false,
             cut: false,
             message: Some(postroom::Message::new("orders", "order.placed", "x")),
+            unreadable: None,
         };
         let read = Read {
             snapshot: "15:30:".into(),

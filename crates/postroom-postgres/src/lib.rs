@@ -40,11 +40,15 @@ mod receiving;
 #[cfg(feature = "tokio-postgres")]
 mod record;
 #[cfg(feature = "tokio-postgres")]
+mod routes;
+#[cfg(feature = "tokio-postgres")]
 mod row;
 #[cfg(feature = "tokio-postgres")]
 mod seeded;
 #[cfg(feature = "tokio-postgres")]
 mod status;
+#[cfg(feature = "tokio-postgres")]
+mod text;
 #[cfg(feature = "tokio-postgres")]
 mod watch;
 #[cfg(feature = "tokio-postgres")]
@@ -66,6 +70,8 @@ pub use migrate::{LANES_DEFAULT, MigrateError, Migrated, migrate, print_sql, sch
 pub use notify::{Listener, Notifier};
 #[cfg(feature = "tokio-postgres")]
 pub use receiving::PostgresSession;
+#[cfg(feature = "tokio-postgres")]
+pub use routes::{routes, set_route};
 #[cfg(feature = "tokio-postgres")]
 pub use status::status;
 #[cfg(feature = "tokio-postgres")]

@@ -210,7 +210,7 @@ impl ConsumerStore for Postgres {
                     claims: get::<i32>(row, "claims")?.max(0) as u32,
                     attempts: get::<i32>(row, "attempts")?.max(0) as u32,
                     window_over: get(row, "window_over")?,
-                    message: message_of(row)?,
+                    message: message_of(row)?.0,
                 })
             })
             .collect()

@@ -11,6 +11,7 @@ use tokio_postgres::Row;
 
 use crate::lanes::Asked;
 use crate::position::{CatchUp, Position, xmax};
+use crate::text::{Text, Texts};
 
 /// One read of all lanes.
 pub(crate) struct Read {
@@ -36,6 +37,8 @@ pub(crate) struct FoundRow {
     pub cut: bool,
     /// None: another route's, or dealt with already.
     pub message: Option<Message>,
+    /// Why the message cannot be sent.
+    pub unreadable: Option<String>,
 }
 
 /// A parked message.
@@ -45,6 +48,8 @@ pub(crate) struct ParkedRow {
     pub key: Option<String>,
     pub attempts: u32,
     pub message: Message,
+    /// Why the message cannot be sent.
+    pub unreadable: Option<String>,
 }
 
 /// A lane that a renewal kept or took.
@@ -86,6 +91,8 @@ impl Read {
 impl FoundRow {
     fn of(row: &Row) -> Result<Self, StoreError> {
         let (wanted, cut): (bool, bool) = (get(row, "wanted")?, get(row, "cut")?);
+        let (message, unreadable) =
+            if wanted && !cut { message_of(row).map(|(m, u)| (Some(m), u))? } else { (None, None) };
         Ok(Self {
             lane: get::<i16>(row, "lane")? as u16,
             seq: get(row, "seq")?,
@@ -93,19 +100,22 @@ impl FoundRow {
             scheduled: get(row, "scheduled")?,
             behind: get(row, "behind")?,
             cut,
-            message: if wanted && !cut { Some(message_of(row)?) } else { None },
+            message,
+            unreadable,
         })
     }
 }
 
 impl ParkedRow {
     pub fn of(row: &Row) -> Result<Self, StoreError> {
+        let (message, unreadable) = message_of(row)?;
         Ok(Self {
             lane: get::<i16>(row, "lane")? as u16,
             seq: get(row, "seq")?,
-            key: get(row, "ordering_key")?,
+            key: get::<Option<Text>>(row, "ordering_key")?.map(|key| key.text),
             attempts: get::<i32>(row, "attempts")?.max(0) as u32,
-            message: message_of(row)?,
+            message,
+            unreadable,
         })
     }
 }
@@ -148,25 +158,28 @@ pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
     row.try_get(column).map_err(|error| unreadable(error.into()))
 }
 
-pub(crate) fn message_of(row: &Row) -> Result<Message, StoreError> {
-    Ok(Message {
+/// The message of a row; and why it cannot be sent as it is, if so.
+pub(crate) fn message_of(row: &Row) -> Result<(Message, Option<String>), StoreError> {
+    let mut texts = Texts::default();
+    let message = Message {
         id: MessageId::from(get::<uuid::Uuid>(row, "id")?),
-        topic: get(row, "topic")?,
-        kind: get(row, "type")?,
-        key: get(row, "key")?,
-        routing_key: get(row, "routing_key")?,
+        topic: texts.get(row, "topic")?,
+        kind: texts.get(row, "type")?,
+        key: texts.get_opt(row, "key")?,
+        routing_key: texts.get_opt(row, "routing_key")?,
         payload: if cfg!(seeded_bug = "payload_through_text") {
             Bytes::from(String::from_utf8_lossy(get(row, "payload")?).into_owned())
         } else {
             Bytes::copy_from_slice(get(row, "payload")?)
         },
-        content_type: get(row, "content_type")?,
-        headers: headers_from_json(get(row, "headers")?),
-        tenant_id: get(row, "tenant_id")?,
-        aggregate_type: get(row, "aggregate_type")?,
-        aggregate_id: get(row, "aggregate_id")?,
+        content_type: texts.get(row, "content_type")?,
+        headers: headers_from_json(texts.get_opt(row, "headers")?.as_deref()),
+        tenant_id: texts.get_opt(row, "tenant_id")?,
+        aggregate_type: texts.get_opt(row, "aggregate_type")?,
+        aggregate_id: texts.get_opt(row, "aggregate_id")?,
         aggregate_version: get(row, "aggregate_version")?,
         occurred_at: get(row, "occurred_at")?,
         delay: Duration::ZERO,
-    })
+    };
+    Ok((message, texts.unreadable()))
 }

@@ -5,6 +5,7 @@ use tokio_postgres::Row;
 
 use crate::connect::Connector;
 use crate::link::store_error;
+use crate::text::Text;
 
 /// Where a message is on every route that has run; empty when no route has it or no route has run.
 pub async fn whereabouts(connector: &Connector, id: MessageId) -> Result<Vec<Whereabouts>, StoreError> {
@@ -20,7 +21,7 @@ pub async fn whereabouts(connector: &Connector, id: MessageId) -> Result<Vec<Whe
 fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
     let mut because = Vec::new();
     let route: String = row.try_get("name")?;
-    let key: Option<String> = row.try_get("key")?;
+    let key = row.try_get::<_, Option<Text>>("key")?.map(|key| key.text);
     let seconds = |column: &str| -> Result<String, tokio_postgres::Error> {
         Ok(row.try_get::<_, Option<f64>>(column)?.map_or_else(String::new, |s| format!("{s:.1} s")))
     };
@@ -88,6 +89,20 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
     } else if !row.try_get::<_, bool>("taken")? {
         because.push("the route does not take its topic".to_owned());
         "not_taken"
+    } else if row.try_get::<_, bool>("passed")? && row.try_get::<_, bool>("before_rebase")? {
+        because.push(
+            "the route had passed it when the database was restored or replaced; whether the broker has it, this database does \
+             not know"
+                .to_owned(),
+        );
+        "passed"
+    } else if row.try_get::<_, bool>("passed")? && row.try_get::<_, bool>("topic_is_newer")? {
+        because.push(
+            "the route has passed it: the broker confirmed it, or the route did not take its topic at that time \
+             (postroom.route_revisions has the dates)"
+                .to_owned(),
+        );
+        "passed"
     } else if row.try_get::<_, bool>("passed")? {
         because.push("the broker confirmed it, or it was discarded by an operator (see the audit table)".to_owned());
         "acked"

@@ -453,12 +453,18 @@ impl Engine {
         });
         let bytes = delivery.message.weight();
         let (deaths, attempts) = (delivery.deaths, delivery.attempts);
+        let unreadable = delivery.unreadable.clone();
         let suspicious = self.suspects.contains(delivery.message.id);
         let alone = suspicious || deaths > 0 || self.is_alone();
         let held = Held { delivery, key: key.clone(), with_sink: false, bytes, alone, lost: false };
         self.held.insert(token, held);
         self.held_bytes += bytes;
-        if deaths >= DEATHS_MAX && !scheduled && !behind {
+        if let Some(error) = unreadable {
+            // It alone is set aside: its key, which may be what cannot be read, goes on.
+            self.counters.dead += 1;
+            let outcome = Outcome::Dead { attempts, cause: Cause::Permanent, error, blocks_key: false };
+            self.pending.push(Settlement { token, outcome });
+        } else if deaths >= DEATHS_MAX && !scheduled && !behind {
             let error = format!("{deaths} relays in a row died with this message alone in flight");
             if let Some(key) = &key {
                 self.keys.hold(key);
@@ -692,8 +698,18 @@ impl Engine {
         }
     }
 
-    /// Whether everything claimed has been settled or is waiting for nothing but the sink; for reports at a stop.
+    /// Deliveries that wait for the sink or are with it.
     pub fn unfinished(&self) -> usize {
         self.keys.waiting() + self.batches.values().map(Vec::len).sum::<usize>()
+    }
+
+    /// Deliveries whose outcome is known and has not reached the store.
+    pub fn unrecorded(&self) -> usize {
+        self.pending.len() + self.settling.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Deliveries whose outcome the store knows while their lane's position has not passed them.
+    pub fn settled_ahead(&self) -> usize {
+        self.settled_ahead
     }
 }

@@ -44,6 +44,10 @@ pub struct Summary {
     pub counters: Counters,
     /// Deliveries that were claimed and not settled when the deadline came; they are published again by whoever is next.
     pub unfinished: usize,
+    /// Deliveries whose outcome is known and is not known to be in the store: those that the sink has are sent again.
+    pub unwritten: usize,
+    /// The lanes were given back. Otherwise others wait for the lease to end.
+    pub released: bool,
 }
 
 impl Relay {
@@ -195,22 +199,33 @@ impl Relay {
         if unfinished > 0 {
             tracing::warn!(route = %self.route, unfinished, "stopped at the deadline; these are published again");
         }
-        self.close().await;
-        Summary { counters: engine.counters(), unfinished }
+        let released = self.close().await;
+        let unwritten = engine.unrecorded() + if released { 0 } else { engine.settled_ahead() };
+        if unwritten > 0 {
+            tracing::warn!(
+                route = %self.route, unwritten,
+                "stopped without the store: what became of these is not recorded, and those that the sink has are sent again"
+            );
+        }
+        Summary { counters: engine.counters(), unfinished, unwritten, released }
     }
 
-    async fn close(&self) {
+    /// Whether the lanes were given back, and with them every position written.
+    async fn close(&self) -> bool {
         let release = tokio::time::timeout(Duration::from_secs(5), self.source.release()).await;
-        match release {
-            Ok(Ok(())) => {}
+        let released = match release {
+            Ok(Ok(())) => true,
             Ok(Err(error)) => {
                 self.complain("give the lanes back; they are free when the lease expires", &error);
+                false
             }
             Err(_) => {
-                tracing::warn!(route = %self.route, "the lanes were not given back in time; the lease will expire")
+                tracing::warn!(route = %self.route, "the lanes were not given back in time; the lease will expire");
+                false
             }
-        }
+        };
         self.sink.close().await;
+        released
     }
 
     /// The future that carries an action out; none for the end.

@@ -38,6 +38,7 @@ fn delivery(token: u64, key: &str) -> Delivery {
         scheduled: false,
         behind: false,
         deaths: 0,
+        unreadable: None,
         message: Message::new("orders", "order.placed", "x").key(key),
     }
 }

@@ -48,6 +48,8 @@ pub use migrate::{MigrateError, migrate, print_sql};
 #[cfg(feature = "rusqlite")]
 pub use receiving::{SqliteSession, SqliteTransaction};
 #[cfg(feature = "rusqlite")]
+pub use routes::{routes, set_route};
+#[cfg(feature = "rusqlite")]
 pub use source::{SqliteSource, SqliteSourceOptions};
 #[cfg(feature = "rusqlite")]
 pub use status::status;

@@ -189,7 +189,7 @@ fn take(
                 claims: row.get::<_, u32>("claims")? + 1,
                 attempts: row.get("attempts")?,
                 window_over: row.get("was_early")?,
-                message: message_of(row)?,
+                message: message_of(row)?.0,
             })
         })?
         .collect::<Result<_, _>>()?;

@@ -1,8 +1,11 @@
 //! What a route is: topics, order and what becomes of a key whose message is dead. The file has the say, not the relay that
 //! happens to run.
 
-use postroom::{OnDead, Order, RouteSettings, TopicFilter};
-use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use postroom::{Deed, OnDead, Order, RouteChange, RouteSettings, ShownRoute, StoreError, TopicFilter};
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+
+use crate::connect::store_error;
+use crate::source::NOW;
 
 /// Registers a route or adds to it what a relay was started with; returns what the route is now.
 pub(crate) fn register(
@@ -59,4 +62,51 @@ pub(crate) fn change(
                on conflict (route, revision) do update set topics = excluded.topics, ordering = excluded.ordering,
                    on_dead = excluded.on_dead, set_by = excluded.set_by";
     tx.execute(sql, params![route, set_by]).map(drop)
+}
+
+/// Routes that have run, by name.
+pub fn routes(connection: &Connection) -> Result<Vec<ShownRoute>, StoreError> {
+    let failed = |error| store_error("read the routes", error);
+    let sql = format!(
+        "select r.name, r.revision, coalesce(v.set_by, ''), coalesce(({NOW} - v.set_ms) / 1000.0, 0.0)
+           from postroom_routes r
+           left join postroom_route_revisions v on v.route = r.name and v.revision = r.revision order by r.name"
+    );
+    let rows: Vec<(String, (i64, String, f64))> = connection
+        .prepare(&sql)
+        .and_then(|mut statement| {
+            statement.query_map([], |row| Ok((row.get(0)?, (row.get(1)?, row.get(2)?, row.get(3)?))))?.collect()
+        })
+        .map_err(failed)?;
+    let mut shown = Vec::new();
+    for (route, last) in rows {
+        if let Some(settings) = settings(connection, &route).map_err(failed)? {
+            shown.push(ShownRoute::new(route, &settings, last));
+        }
+    }
+    Ok(shown)
+}
+
+/// Gives a route other settings, with an audit row in the same transaction; the relay has them with its next read. Returns
+/// what the route is then; none: there is no such route.
+pub fn set_route(
+    connection: &mut Connection,
+    route: &str,
+    wanted: &RouteChange,
+    deed: &Deed,
+) -> Result<Option<RouteSettings>, StoreError> {
+    let failed = |error| store_error("change a route; nothing was changed", error);
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    let Some(before) = settings(&tx, route).map_err(failed)? else { return Ok(None) };
+    let now = wanted.of(&before);
+    change(&tx, route, &now, &deed.actor).map_err(failed)?;
+    let noted = serde_json::json!({
+        "route": route, "topics": now.topics.patterns(), "order": now.order.map(|order| order.as_str()),
+        "on_dead": now.on_dead.map(|on_dead| on_dead.as_str()),
+    });
+    let sql = "insert into postroom_audit (actor, action, reason, filter, message_ids)
+               values (?1, 'route.set', ?2, ?3, '[]')";
+    tx.execute(sql, params![deed.actor, deed.reason, noted.to_string()]).map_err(failed)?;
+    tx.commit().map_err(failed)?;
+    Ok(Some(now))
 }

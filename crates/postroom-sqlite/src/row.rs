@@ -16,11 +16,14 @@ pub(crate) struct Found {
     pub scheduled: bool,
     pub behind: bool,
     pub dealt_with: bool,
+    /// Why the message cannot be sent.
+    pub unreadable: Option<String>,
     pub message: Message,
 }
 
 impl Found {
     pub fn of(row: &Row<'_>) -> Result<Self, rusqlite::Error> {
+        let (message, unreadable) = message_of(row)?;
         Ok(Self {
             seq: row.get("seq")?,
             written_id: row.get("id")?,
@@ -28,33 +31,51 @@ impl Found {
             scheduled: row.get("scheduled")?,
             behind: row.get("behind")?,
             dealt_with: row.get("dealt_with")?,
-            message: message_of(row)?,
+            unreadable,
+            message,
         })
     }
 }
 
-pub(crate) fn message_of(row: &Row<'_>) -> Result<Message, rusqlite::Error> {
+/// The message of a row; and why it cannot be sent as it is, if so.
+pub(crate) fn message_of(row: &Row<'_>) -> Result<(Message, Option<String>), rusqlite::Error> {
     // The table's check makes it 32 hexadecimal digits, however they are hyphenated.
     let id: String = row.get("id")?;
     let id = u128::from_str_radix(&id.replace('-', ""), 16).unwrap_or_default();
     let occurred_ms: Option<i64> = row.get("occurred_ms")?;
     let occurred = occurred_ms.map(|ms| Duration::from_millis(ms.max(0) as u64));
-    Ok(Message {
+    let mut unreadable = Vec::new();
+    // SQLite takes any bytes for text.
+    let mut text = |column: &'static str| -> Result<Option<String>, rusqlite::Error> {
+        let value = row.get_ref(column)?;
+        let Ok(bytes) = value.as_bytes() else { return row.get(column) };
+        Ok(Some(match std::str::from_utf8(bytes) {
+            Ok(text) => text.to_owned(),
+            Err(_) => {
+                unreadable.push(column);
+                String::from_utf8_lossy(bytes).into_owned()
+            }
+        }))
+    };
+    let message = Message {
         id: MessageId::from(uuid::Uuid::from_u128(id)),
-        topic: row.get("topic")?,
-        kind: row.get("type")?,
-        key: row.get("key")?,
-        routing_key: row.get("routing_key")?,
+        topic: text("topic")?.unwrap_or_default(),
+        kind: text("type")?.unwrap_or_default(),
+        key: text("key")?,
+        routing_key: text("routing_key")?,
         payload: bytes_of(row.get("payload")?),
-        content_type: row.get("content_type")?,
-        headers: headers_from_json(row.get::<_, Option<String>>("headers")?.as_deref()),
-        tenant_id: row.get("tenant_id")?,
-        aggregate_type: row.get("aggregate_type")?,
-        aggregate_id: row.get("aggregate_id")?,
+        content_type: text("content_type")?.unwrap_or_default(),
+        headers: headers_from_json(text("headers")?.as_deref()),
+        tenant_id: text("tenant_id")?,
+        aggregate_type: text("aggregate_type")?,
+        aggregate_id: text("aggregate_id")?,
         aggregate_version: row.get("aggregate_version")?,
         occurred_at: occurred.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since)),
         delay: Duration::ZERO,
-    })
+    };
+    let why =
+        (!unreadable.is_empty()).then(|| format!("not UTF-8: {}; SQLite does not check it", unreadable.join(", ")));
+    Ok((message, why))
 }
 
 /// A plain insert may have stored the payload as text: its bytes are what counts.

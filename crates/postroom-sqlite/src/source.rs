@@ -281,12 +281,12 @@ impl Inner {
     }
 
     fn hand_out(&mut self, found: Found, origin: Origin, read: Option<ReadId>) -> Delivery {
-        let Found { seq, attempts, scheduled, behind, message, .. } = found;
+        let Found { seq, attempts, scheduled, behind, unreadable, message, .. } = found;
         let token = Token(self.next_token);
         self.next_token += 1;
         let (id, key) = (message.id, message.ordering_key().map(str::to_owned));
         self.out.insert(token, Out { seq, id, key, read });
-        Delivery { token, lane: LANE, origin, attempts, scheduled, behind, deaths: 0, message }
+        Delivery { token, lane: LANE, origin, attempts, scheduled, behind, deaths: 0, unreadable, message }
     }
 
     fn claim(&mut self, want: Want) -> Result<Claimed, rusqlite::Error> {

@@ -34,6 +34,8 @@ pub struct Delivery {
     pub behind: bool,
     /// Relays that died while this was the only message that they had in flight.
     pub deaths: u32,
+    /// Why it cannot be sent whatever the broker says: its row could not be read whole. It becomes a dead letter.
+    pub unreadable: Option<String>,
     /// The message itself.
     pub message: Message,
 }

@@ -53,7 +53,8 @@ impl KeyDeed {
 pub struct Whereabouts {
     /// The route.
     pub route: String,
-    /// `waiting`, `scheduled`, `retry`, `queued`, `blocked`, `dead`, `acked` or `not_taken`.
+    /// `waiting`, `scheduled`, `retry`, `queued`, `blocked`, `dead`, `acked`, `passed` (sent or passed
+    /// by, nobody knows which) or `not_taken`.
     pub state: &'static str,
     /// The key within which it is ordered.
     pub key: Option<String>,

@@ -52,7 +52,7 @@ pub use outbox::{EnqueueError, Outbox};
 pub use projection::NewerUpsert;
 pub use redact::redact_url;
 pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide, tidy_reason};
-pub use route::RouteSettings;
+pub use route::{RouteChange, RouteSettings, ShownRoute};
 pub use sink::{Batch, Sink, SinkLimits};
 pub use source::{Claimed, Report, Settled, Source, Standing, Want};
 pub use status::{RouteStatus, StoreStatus};

@@ -1,5 +1,7 @@
 //! What a route is, apart from the relay that carries it out.
 
+use serde::Serialize;
+
 use crate::order::{OnDead, Order};
 use crate::topics::TopicFilter;
 
@@ -38,6 +40,66 @@ impl RouteSettings {
         // Both were filters, so this one is.
         let topics = TopicFilter::new(patterns).unwrap_or_else(|_| self.topics.clone());
         Self { topics, order, on_dead }
+    }
+}
+
+/// What an operator changes of a route; what is none stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RouteChange {
+    /// Which topics it takes.
+    pub topics: Option<TopicFilter>,
+    /// Order within a key.
+    pub order: Option<Order>,
+    /// What becomes of a key whose message is dead.
+    pub on_dead: Option<OnDead>,
+}
+
+impl RouteChange {
+    /// The settings after the change.
+    pub fn of(&self, before: &RouteSettings) -> RouteSettings {
+        RouteSettings {
+            topics: self.topics.clone().unwrap_or_else(|| before.topics.clone()),
+            order: self.order.or(before.order),
+            on_dead: self.on_dead.or(before.on_dead),
+        }
+    }
+}
+
+/// A route as an operator sees it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ShownRoute {
+    /// Its name.
+    pub route: String,
+    /// Patterns of the topics that it takes.
+    pub topics: Vec<String>,
+    /// Order within a key; none: no relay of this version ran it yet.
+    pub order: Option<&'static str>,
+    /// What becomes of a key whose message is dead; none: likewise.
+    pub on_dead: Option<&'static str>,
+    /// Counts the changes.
+    pub revision: i64,
+    /// Who changed it last: a relay that started, or a person.
+    pub set_by: String,
+    /// How long ago that was, in seconds, by the database's clock.
+    pub set_seconds_ago: f64,
+}
+
+impl ShownRoute {
+    /// What is shown of a route with these settings.
+    pub fn new(
+        route: String,
+        settings: &RouteSettings,
+        (revision, set_by, set_seconds_ago): (i64, String, f64),
+    ) -> Self {
+        Self {
+            route,
+            topics: settings.topics.patterns().to_vec(),
+            order: settings.order.map(|order| order.as_str()),
+            on_dead: settings.on_dead.map(|on_dead| on_dead.as_str()),
+            revision,
+            set_by,
+            set_seconds_ago,
+        }
     }
 }
 

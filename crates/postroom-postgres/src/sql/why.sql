@@ -32,7 +32,12 @@ select r.name, f.key,
        (select count(*) from (select from postroom.outbox e
                                where e.lane = f.lane and e.seq > l.position_seq and e.seq < f.seq limit 10000) e) as before,
        greatest(extract(epoch from f.visible_at - clock_timestamp()), 0)::float8 as visible_in,
-       l.deaths
+       l.deaths,
+       f.kept and f.seq <= l.rebased_seq as before_rebase,
+       exists (select from postroom.route_revisions v
+                where v.route = r.name and v.revision < r.revision
+                  and not exists (select from unnest(v.topics) t
+                                   where f.topic = t or (t like '%*' and starts_with(f.topic, left(t, -1))))) as topic_is_newer
   from found f
  cross join postroom.routes r
   join postroom.lanes l on l.route = r.name and l.lane = f.lane

@@ -13,5 +13,6 @@ mod parked;
 mod plans;
 mod restore;
 mod setup;
+mod surroundings;
 mod transactions;
 mod trouble;

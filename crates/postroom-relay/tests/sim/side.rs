@@ -234,6 +234,7 @@ impl Side {
             scheduled: false,
             behind: found.behind && origin == Origin::Outbox,
             deaths: 0,
+            unreadable: None,
             message: found.row.message,
         }
     }

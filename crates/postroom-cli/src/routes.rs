@@ -1,0 +1,131 @@
+//! `postroom routes`: what each route is, and what an operator may change of it.
+
+use clap::{Args, Subcommand};
+use postroom::{Deed, OnDead, Order, RouteChange, ShownRoute, TopicFilter};
+
+use crate::StoreArgs;
+use crate::dead::{actor, store};
+use crate::exit::{self, Failure};
+use crate::store::Store;
+
+#[derive(Debug, Args)]
+pub struct RoutesArgs {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List the routes that have run: topics, order, on_dead, and who changed them last
+    List(StoreArgs),
+    /// Change what a relay that starts cannot: drop topics, or make order or on_dead less strict. Change the configuration of
+    /// the relays first
+    Set(SetArgs),
+}
+
+#[derive(Debug, Args)]
+struct SetArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// The route
+    route: String,
+    /// Topics that it takes from now on, such as orders,billing.*; messages of others are passed by
+    #[arg(long, value_delimiter = ',', value_name = "TOPICS")]
+    topics: Option<Vec<String>>,
+    /// Order within a key: key, pipelined or none
+    #[arg(long, value_name = "ORDER")]
+    order: Option<String>,
+    /// What becomes of a key whose message is dead: skip or block
+    #[arg(long, value_name = "WHAT")]
+    on_dead: Option<String>,
+    /// Why; it is kept in the audit row
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+}
+
+pub async fn routes(args: RoutesArgs, json: bool) -> Result<(), Failure> {
+    match args.verb {
+        Verb::List(args) => {
+            let routes = match store(&args)? {
+                Store::Postgres(connector) => postroom_postgres::routes(&connector).await?,
+                Store::Sqlite(path) => postroom_sqlite::routes(&postroom_sqlite::connect(&path)?)?,
+            };
+            print(&routes, json);
+            Ok(())
+        }
+        Verb::Set(args) => set(args, json).await,
+    }
+}
+
+async fn set(args: SetArgs, json: bool) -> Result<(), Failure> {
+    let change = change(&args).map_err(|text| Failure::new(exit::USAGE, text))?;
+    let (route, deed) = (args.route.as_str(), Deed { actor: actor(), reason: args.reason });
+    let now = match store(&args.store)? {
+        Store::Postgres(connector) => postroom_postgres::set_route(&connector, route, &change, &deed).await?,
+        Store::Sqlite(path) => {
+            postroom_sqlite::set_route(&mut postroom_sqlite::connect(&path)?, route, &change, &deed)?
+        }
+    };
+    let Some(now) = now else {
+        let text = format!("there is no route {route:?}; `postroom routes list` shows them. Nothing was changed");
+        return Err(Failure::new(exit::FAILURE, text));
+    };
+    let (order, on_dead) = (now.order.map(|order| order.as_str()), now.on_dead.map(|on_dead| on_dead.as_str()));
+    if json {
+        let topics = now.topics.patterns();
+        println!("{}", serde_json::json!({ "route": route, "topics": topics, "order": order, "on_dead": on_dead }));
+    } else {
+        let (order, on_dead) = (order.unwrap_or("-"), on_dead.unwrap_or("-"));
+        println!("route {route} takes {}; order {order}, on_dead {on_dead}", now.topics);
+    }
+    Ok(())
+}
+
+fn change(args: &SetArgs) -> Result<RouteChange, String> {
+    if args.reason.trim().is_empty() {
+        return Err("--reason is empty; the audit row keeps it".to_owned());
+    }
+    let topics = args.topics.as_ref().map(|topics| TopicFilter::new(topics.iter().map(String::as_str)));
+    let order = args
+        .order
+        .as_deref()
+        .map(|word| Order::of(word).ok_or_else(|| format!("--order is {word:?}; use key, pipelined or none")));
+    let on_dead = args
+        .on_dead
+        .as_deref()
+        .map(|word| OnDead::of(word).ok_or_else(|| format!("--on-dead is {word:?}; use skip or block")));
+    let change = RouteChange {
+        topics: topics.transpose().map_err(|error| format!("--topics: failed to {error}"))?,
+        order: order.transpose()?,
+        on_dead: on_dead.transpose()?,
+    };
+    if change == RouteChange::default() {
+        return Err("say what to change: --topics, --order or --on-dead".to_owned());
+    }
+    if change.order == Some(Order::None) && change.on_dead == Some(OnDead::Block) {
+        return Err("--on-dead block needs an order: without one no key is blocked".to_owned());
+    }
+    Ok(change)
+}
+
+fn print(routes: &[ShownRoute], json: bool) {
+    if json {
+        println!("{}", serde_json::json!({ "routes": routes }));
+        return;
+    }
+    if routes.is_empty() {
+        println!("no route has run yet");
+    }
+    for route in routes {
+        println!(
+            "{}  topics {}  order {}  on_dead {}  revision {}, set {:.0} s ago by {}",
+            route.route,
+            route.topics.join(", "),
+            route.order.unwrap_or("-"),
+            route.on_dead.unwrap_or("-"),
+            route.revision,
+            route.set_seconds_ago,
+            route.set_by
+        );
+    }
+}
