@@ -93,7 +93,8 @@ fn open(path: &Path) -> io::Result<File> {
         told(&error, format!("open it to append{hint}"))
     })?;
     if !file.metadata()?.is_file() {
-        let why = "it is not a regular file, so nothing would be known to be kept; name a file, or use kind = \"stdout\"";
+        let why =
+            "it is not a regular file, so nothing would be known to be kept; name a file, or use kind = \"stdout\"";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     sync_folder(path)?;
@@ -264,6 +265,28 @@ mod tests {
         fs::write(scratch.file(), format!("one\n{}", &ours(2)[..40])).unwrap();
         file.append(b"two\n", NEVER).unwrap();
         assert_eq!(fs::read_to_string(scratch.file()).unwrap(), "one\ntwo\n");
+    }
+
+    #[test]
+    fn a_write_that_the_disk_has_no_space_for_fails_and_leaves_nothing_of_it() {
+        let dir = std::env::temp_dir().join(format!("postroom-lines-{}-disk", std::process::id()));
+        let Some(disk) = postroom_testkit::services::Tmpfs::mount(&dir, 64).unwrap() else {
+            eprintln!("SKIPPED: a tmpfs can only be mounted by root; nothing was shown about a full disk");
+            return;
+        };
+        let path = disk.dir().join("out.jsonl");
+        let mut file = AppendedFile::new(path.clone());
+        file.append(b"one\n", NEVER).unwrap();
+        let large = "x".repeat(100_000);
+        for _ in 0..2 {
+            let error = file.append(format!("{large}\n").as_bytes(), NEVER).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+            assert_eq!(fs::read_to_string(&path).unwrap(), "one\n");
+        }
+        file.append(b"two\n", NEVER).unwrap();
+        disk.resize(1024).unwrap();
+        file.append(format!("{large}\n").as_bytes(), NEVER).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("one\ntwo\n{large}\n"));
     }
 
     #[test]

@@ -69,8 +69,8 @@ fn open() -> io::Result<Open> {
     let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let about = file.metadata()?;
     // A program that is started with its standard output closed gets /dev/null there from Rust's runtime.
-    let is_null = about.file_type().is_char_device()
-        && fs::metadata("/dev/null").is_ok_and(|null| null.rdev() == about.rdev());
+    let is_null =
+        about.file_type().is_char_device() && fs::metadata("/dev/null").is_ok_and(|null| null.rdev() == about.rdev());
     if is_null {
         let why = "standard output is closed or /dev/null, which keeps no message; \
                    send it to a file or into a program, or use kind = \"file\"";

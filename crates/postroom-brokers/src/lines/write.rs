@@ -9,12 +9,7 @@ use std::time::Duration;
 const FULL_PIPE_PAUSE: Duration = Duration::from_millis(5);
 
 /// Writes all of `text` without a buffer, and counts in `written`; after an error too, `written` is what the system took.
-pub(super) fn counted(
-    mut file: &File,
-    text: &[u8],
-    written: &mut u64,
-    abandoned: &dyn Fn() -> bool,
-) -> io::Result<()> {
+pub(super) fn counted(mut file: &File, text: &[u8], written: &mut u64, abandoned: &dyn Fn() -> bool) -> io::Result<()> {
     let mut rest = text;
     while !rest.is_empty() {
         match file.write(rest) {

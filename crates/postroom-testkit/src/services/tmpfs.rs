@@ -92,12 +92,14 @@ impl Tmpfs {
     /// # Errors
     /// When the kernel refuses, for example because more than that is in use.
     pub fn resize(&self, kib: u64) -> io::Result<()> {
-        let status =
-            Command::new("mount").args(["-o", &format!("remount,size={kib}k")]).arg(&self.dir).status()?;
+        let status = Command::new("mount").args(["-o", &format!("remount,size={kib}k")]).arg(&self.dir).status()?;
         if status.success() {
             return Ok(());
         }
-        Err(io::Error::other(format!("give the tmpfs {} a size of {kib} KiB: mount ended with {status}", self.dir.display())))
+        Err(io::Error::other(format!(
+            "give the tmpfs {} a size of {kib} KiB: mount ended with {status}",
+            self.dir.display()
+        )))
     }
 
     /// Writes a file until nothing more fits.
