@@ -17,7 +17,7 @@ const POLICY: &str = "/usr/sbin/policy-rc.d";
 /// 101: the action is forbidden.
 const POLICY_TEXT: &str = "#!/bin/sh\n# put here by postroom's `cargo xtask`, which removes it again\nexit 101\n";
 
-/// Makes sure that PostgreSQL and RabbitMQ can be started.
+/// Makes sure that PostgreSQL, also with a faked clock and behind a pooler, and RabbitMQ can be started.
 ///
 /// As root on Debian it installs what is missing; anybody else is told what to install, with exit code 2.
 pub(crate) fn ensure(held: &Held) -> Result<(), Failure> {

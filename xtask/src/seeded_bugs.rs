@@ -346,6 +346,27 @@ const BUGS: &[Bug] = &[
         test: &["--lib", "a_key_waits_until_its_batch_is_released_and_others_flow"],
         needs_bin: false,
     },
+    Bug {
+        name: "failed_write_counts_as_stored",
+        breaks: "takes the lines of a failed write to a file for stored",
+        package: "postroom-brokers",
+        test: &["--lib", "a_write_that_the_disk_has_no_space_for_fails_and_leaves_nothing_of_it"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "torn_lines_stay",
+        breaks: "leaves half a line in the file when a write failed or a relay was killed",
+        package: "postroom-brokers",
+        test: &["--lib", "a_torn_line_of_ours_is_cut_off_wherever_it_was_torn"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "deleted_file_keeps_messages",
+        breaks: "takes what was written to a file that was deleted meanwhile for stored",
+        package: "postroom-brokers",
+        test: &["--lib", "a_file_that_is_deleted_during_the_write_keeps_nothing_and_the_write_goes_to_a_new_one"],
+        needs_bin: false,
+    },
 ];
 
 #[derive(Debug, PartialEq, Eq)]

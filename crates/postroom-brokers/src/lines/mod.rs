@@ -1,13 +1,27 @@
 //! JSON lines in a file or on standard output: for trying things out, for audits, and for piping into other programs.
+//!
+//! A message is stored when its whole line was written and synced; a failed write is an outage of the sink, never a verdict.
 
+mod appended_file;
+mod line;
+mod standard_output;
+mod write;
+
+use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
-use postroom::{Batch, Message, Sink, SinkLimits, Unavailable, Verdict, Verdicts};
+use postroom::{Batch, FailureKind, Sink, SinkLimits, Unavailable, Verdict, Verdicts};
 use serde::Deserialize;
-use tokio::fs::File;
-use tokio::io::AsyncWriteExt;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, oneshot};
+
+use appended_file::AppendedFile;
+use standard_output::StandardOutput;
+
+/// A disk or a reader of the pipe that needs longer than this counts as an outage.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 
 /// `[routes.sink]` with `kind = "file"`.
 #[derive(Debug, Clone, Deserialize)]
@@ -26,62 +40,81 @@ impl FileOptions {
 #[serde(deny_unknown_fields)]
 pub struct StdoutOptions {}
 
-enum Target {
-    File(PathBuf),
-    Stdout,
+/// Writes one JSON object per message, one per line.
+///
+/// A payload that is not UTF-8 is written as an array of numbers under `payload_bytes`. Several sinks, also of several
+/// processes, may append to one file: they take turns under an advisory lock on it.
+pub struct LinesSink {
+    shown: String,
+    target: Arc<Mutex<Target>>,
 }
 
-/// Writes one JSON object a message. A payload that is not UTF-8 stands as an array of numbers under `payload_bytes`.
-pub struct LinesSink {
-    target: Target,
-    file: Mutex<Option<File>>,
+enum Target {
+    File(AppendedFile),
+    Stdout(StandardOutput),
+}
+
+impl Target {
+    fn append(&mut self, text: &[u8], abandoned: &dyn Fn() -> bool) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.append(text, abandoned),
+            Self::Stdout(stdout) => stdout.append(text, abandoned),
+        }
+    }
+
+    fn probe(&mut self) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.probe(),
+            Self::Stdout(stdout) => stdout.probe(),
+        }
+    }
+
+    fn close(&mut self) {
+        match self {
+            Self::File(file) => file.close(),
+            Self::Stdout(stdout) => stdout.close(),
+        }
+    }
 }
 
 impl LinesSink {
     /// Appends to a file.
     pub fn file(options: &FileOptions) -> Self {
-        Self { target: Target::File(options.path.clone()), file: Mutex::new(None) }
+        let target = Target::File(AppendedFile::new(options.path.clone()));
+        Self { shown: format!("file {}", options.path.display()), target: Arc::new(Mutex::new(target)) }
     }
 
     /// Writes to standard output.
     pub fn stdout() -> Self {
-        Self { target: Target::Stdout, file: Mutex::new(None) }
+        let target = Target::Stdout(StandardOutput::new());
+        Self { shown: "standard output".to_owned(), target: Arc::new(Mutex::new(target)) }
     }
 
-    async fn write(&self, text: &[u8]) -> Result<(), std::io::Error> {
-        let Target::File(path) = &self.target else {
-            let mut stdout = tokio::io::stdout();
-            stdout.write_all(text).await?;
-            return stdout.flush().await;
+    /// Runs `work` on a thread of its own, which goes on to its end when this future is dropped; the next call waits for it.
+    ///
+    /// Not on the runtime's pool: a runtime waits for its pool when it ends, and a full pipe or a dead disk can hold a write
+    /// forever. `work` is told when nobody waits for it any more.
+    async fn with_target(
+        &self,
+        work: impl FnOnce(&mut Target, &dyn Fn() -> bool) -> io::Result<()> + Send + 'static,
+    ) -> Result<(), Unavailable> {
+        let done = async {
+            let mut target = Arc::clone(&self.target).lock_owned().await;
+            let (tell, told) = oneshot::channel();
+            std::thread::Builder::new().name("postroom-lines".to_owned()).spawn(move || {
+                let result = work(&mut target, &|| tell.is_closed());
+                drop(target);
+                // Whoever waited may have gone.
+                let _ = tell.send(result);
+            })?;
+            told.await.unwrap_or_else(|_| Err(io::Error::other("the thread that writes has panicked")))
         };
-        let mut slot = self.file.lock().await;
-        // Taken out while it is written to: a cancelled or failed write opens the file anew.
-        let mut file = match slot.take() {
-            Some(file) => file,
-            None => {
-                let mut file = File::options().create(true).append(true).read(true).open(path).await?;
-                end_torn_line(&mut file).await?;
-                file
-            }
-        };
-        file.write_all(text).await?;
-        file.sync_data().await?;
-        *slot = Some(file);
-        Ok(())
+        let done = tokio::time::timeout(ANSWERS_WITHIN, done).await.unwrap_or_else(|_| {
+            let why = format!("not done within {} s; its disk or its reader does not answer", ANSWERS_WITHIN.as_secs());
+            Err(io::Error::new(io::ErrorKind::TimedOut, why))
+        });
+        done.map_err(|error| Unavailable::new(self.shown.clone(), error))
     }
-}
-
-/// A crash may have left half a line; what follows must not be glued to it.
-async fn end_torn_line(file: &mut File) -> Result<(), std::io::Error> {
-    use tokio::io::{AsyncReadExt, AsyncSeekExt};
-    if file.metadata().await?.len() == 0 {
-        return Ok(());
-    }
-    file.seek(std::io::SeekFrom::End(-1)).await?;
-    if file.read_u8().await? != b'\n' {
-        file.write_all(b"\n").await?;
-    }
-    Ok(())
 }
 
 #[async_trait]
@@ -95,49 +128,37 @@ impl Sink for LinesSink {
     }
 
     async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {
-        let mut text = Vec::new();
-        for message in batch.messages() {
-            text.extend_from_slice(line(message).as_bytes());
-            text.push(b'\n');
-        }
-        let what = match &self.target {
-            Target::File(path) => format!("file {}", path.display()),
-            Target::Stdout => "standard output".to_owned(),
-        };
-        self.write(&text).await.map_err(|error| Unavailable::new(what, error))?;
         let mut verdicts = batch.silent();
+        let mut text = Vec::new();
+        let mut written = Vec::with_capacity(batch.messages().len());
         for message in batch.messages() {
-            verdicts.judge(message.id, Verdict::Stored);
+            match line::of(message) {
+                Ok(line) => {
+                    text.extend_from_slice(&line);
+                    text.push(b'\n');
+                    written.push(message.id);
+                }
+                Err(error) => {
+                    let reason = format!("cannot be written as JSON: {error}");
+                    verdicts.judge(message.id, Verdict::failed(FailureKind::Permanent, reason));
+                }
+            }
+        }
+        self.with_target(move |target, abandoned| target.append(&text, abandoned)).await?;
+        for id in written {
+            verdicts.judge(id, Verdict::Stored);
         }
         Ok(verdicts)
     }
 
     async fn probe(&self) -> Result<(), Unavailable> {
-        Ok(())
+        self.with_target(|target, _| target.probe()).await
     }
 
     async fn close(&self) {
-        self.file.lock().await.take();
+        // A write under way keeps what it writes to; it is closed with the last reference.
+        if let Ok(mut target) = self.target.try_lock() {
+            target.close();
+        }
     }
-}
-
-fn line(message: &Message) -> String {
-    let mut object = serde_json::json!({
-        "id": message.id,
-        "topic": message.topic,
-        "type": message.kind,
-        "key": message.ordering_key(),
-        "routing_key": message.address(),
-        "content_type": message.content_type,
-        "headers": message.headers,
-        "tenant_id": message.tenant_id,
-        "aggregate_type": message.aggregate_type,
-        "aggregate_id": message.aggregate_id,
-        "aggregate_version": message.aggregate_version,
-    });
-    match std::str::from_utf8(&message.payload) {
-        Ok(text) => object["payload"] = text.into(),
-        Err(_) => object["payload_bytes"] = message.payload.to_vec().into(),
-    }
-    object.to_string()
 }

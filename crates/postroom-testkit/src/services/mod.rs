@@ -1,7 +1,7 @@
 //! Real servers that belong to one test run.
 //!
-//! [`PostgresServer`] and [`RabbitServer`] are started from the Debian packages, each on a free loopback port, with a
-//! data folder of its own. A server that already runs on the machine is neither used nor touched.
+//! [`PostgresServer`], [`PgBouncer`] and [`RabbitServer`] are started from the Debian packages, each on a free loopback
+//! port, with a data folder of its own. A server that already runs on the machine is neither used nor touched.
 //!
 //! Promise: a server that was started here ends when its value is dropped, and a little later when the whole process
 //! dies, even by `SIGKILL`: a watchdog shell notices that its pipe closed. Its folder goes with it.
@@ -10,18 +10,22 @@
 
 mod account;
 mod folder;
+mod pgbouncer;
 pub mod ports;
 mod postgres;
 mod process;
 mod rabbitmq;
+mod tmpfs;
 mod wait;
 
-pub use postgres::PostgresServer;
+pub use pgbouncer::PgBouncer;
+pub use postgres::{PostgresOptions, PostgresServer};
 pub use rabbitmq::RabbitServer;
+pub use tmpfs::Tmpfs;
 
-/// Names of the Debian packages that [`PostgresServer`] and [`RabbitServer`] need and that are not installed.
+/// Names of the Debian packages that the servers here need and that are not installed.
 ///
-/// Empty means that both can be started. It looks for the programs, not into the package database.
+/// Empty means that all of them can be started. It looks for the programs, not into the package database.
 #[must_use]
 pub fn missing() -> Vec<&'static str> {
     let mut packages = Vec::new();
@@ -30,6 +34,12 @@ pub fn missing() -> Vec<&'static str> {
     }
     if !rabbitmq::is_installed() {
         packages.push("rabbitmq-server");
+    }
+    if pgbouncer::program().is_none() {
+        packages.push("pgbouncer");
+    }
+    if postgres::clock_library().is_none() {
+        packages.push("libfaketime");
     }
     packages
 }

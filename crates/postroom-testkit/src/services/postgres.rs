@@ -11,7 +11,11 @@ use std::time::Duration;
 
 use super::account::Account;
 use super::process::{ServerProcess, Signal};
-use super::{folder, ports, wait};
+use super::{Tmpfs, folder, ports, wait};
+
+mod faults;
+
+pub(super) use faults::{Clock, clock_library};
 
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
@@ -31,6 +35,8 @@ synchronous_commit = on
 max_connections = 200
 max_wal_senders = 50
 max_replication_slots = 50
+# Writers that commit in two phases.
+max_prepared_transactions = 100
 track_commit_timestamp = off
 shared_buffers = 256MB
 max_wal_size = 4GB
@@ -38,6 +44,22 @@ max_wal_size = 4GB
 autovacuum_naptime = 1s
 logging_collector = off
 ";
+
+/// On a disk that is to be full, the log of changes must not need more than that disk has.
+const SMALL_DISK_SETTINGS: &str = "
+shared_buffers = 32MB
+min_wal_size = 32MB
+max_wal_size = 48MB
+";
+
+/// What a server is to be able to do besides serving.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PostgresOptions {
+    /// Its clock can be set while it runs, see [`PostgresServer::set_clock`]. Needs the package `libfaketime`.
+    pub clock: bool,
+    /// Its data lies on a disk of so many MiB, at least 128, see [`PostgresServer::fill_disk`]. Needs root.
+    pub disk_mib: Option<u64>,
+}
 
 /// A PostgreSQL server of our own, on 127.0.0.1, superuser `postgres` without a password.
 ///
@@ -55,6 +77,8 @@ pub struct PostgresServer {
     /// Where in the log the present start begins.
     log_from: u64,
     process: Option<ServerProcess>,
+    clock: Option<Clock>,
+    disk: Option<Tmpfs>,
 }
 
 impl PostgresServer {
@@ -68,6 +92,22 @@ impl PostgresServer {
     /// When the package is not installed, the folder is in use, or the server does not answer within 60 s; then the
     /// error holds the end of its log.
     pub fn start(dir: &Path) -> io::Result<Self> {
+        Self::start_with(dir, PostgresOptions::default())
+    }
+
+    /// Like [`start`](Self::start), with a clock or a disk that can be played with.
+    ///
+    /// # Errors
+    /// As for `start`, and when the library for the clock is not installed or the disk cannot be mounted.
+    pub fn start_with(dir: &Path, options: PostgresOptions) -> io::Result<Self> {
+        let mut server = Self::prepare(dir, options)?;
+        server.create_cluster()?;
+        server.launch_on_a_free_port()?;
+        Ok(server)
+    }
+
+    /// Everything but the data.
+    fn prepare(dir: &Path, options: PostgresOptions) -> io::Result<Self> {
         let programs = programs().ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::NotFound,
@@ -77,17 +117,27 @@ impl PostgresServer {
         })?;
         let account = Account::for_postgres()?;
         let dir = folder_for(account, dir)?;
-        let mut server = Self { programs, account, dir, port: 0, log_from: 0, process: None };
-        server.create_cluster()?;
+        let mut server = Self { programs, account, dir, port: 0, log_from: 0, process: None, clock: None, disk: None };
+        if options.clock {
+            server.clock = Some(Clock::create(&server.dir)?);
+        }
+        if let Some(mib) = options.disk_mib {
+            server.disk = Some(faults::disk(&server.dir, mib)?);
+            account.gives_folder(&server.dir.join(faults::DISK))?;
+        }
+        Ok(server)
+    }
+
+    fn launch_on_a_free_port(&mut self) -> io::Result<()> {
         for _ in 1..PORTS_TRIED_MAX {
-            server.port = ports::free()?;
-            match server.launch() {
+            self.port = ports::free()?;
+            match self.launch() {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-                other => return other.map(|()| server),
+                other => return other,
             }
         }
-        server.port = ports::free()?;
-        server.launch().map(|()| server)
+        self.port = ports::free()?;
+        self.launch()
     }
 
     /// `postgres://postgres@127.0.0.1:PORT/database`
@@ -96,7 +146,7 @@ impl PostgresServer {
         format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
     }
 
-    /// The port on 127.0.0.1; the same for the whole life of this value.
+    /// The port on 127.0.0.1; the same for the whole life of this value, unless it takes the place of another server.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
@@ -171,7 +221,8 @@ impl PostgresServer {
             )));
         }
         let mut file = OpenOptions::new().append(true).open(self.data().join("postgresql.conf"))?;
-        file.write_all(SETTINGS.as_bytes())
+        file.write_all(SETTINGS.as_bytes())?;
+        file.write_all(if self.disk.is_some() { SMALL_DISK_SETTINGS } else { "" }.as_bytes())
     }
 
     fn launch(&mut self) -> io::Result<()> {
@@ -186,6 +237,9 @@ impl PostgresServer {
         command.arg("-D").arg(self.data()).args(["-p", &self.port.to_string()]).current_dir(&self.dir);
         command.stdout(log.try_clone()?).stderr(log);
         command.env("LC_ALL", "C").env_remove("PGDATA").env_remove("PGPORT");
+        if let Some(clock) = &self.clock {
+            clock.rules(&mut command);
+        }
         self.account.runs(&mut command);
         let mut process = ServerProcess::spawn(command, Signal::Quit, &self.dir)?;
 
@@ -218,7 +272,8 @@ impl PostgresServer {
     }
 
     fn data(&self) -> PathBuf {
-        self.dir.join("data")
+        let parent = if self.disk.is_some() { self.dir.join(faults::DISK) } else { self.dir.clone() };
+        parent.join("data")
     }
 
     fn log(&self) -> PathBuf {
@@ -233,6 +288,7 @@ impl Drop for PostgresServer {
             let _ = process.ends_within(Signal::Quit, ENDS_WITHIN);
         }
         self.process = None;
+        self.disk = None;
         let _ = fs::remove_dir_all(&self.dir);
     }
 }
@@ -255,7 +311,7 @@ pub(super) fn programs() -> Option<PathBuf> {
 }
 
 /// Creates `wanted`, or a folder that the account can get to.
-fn folder_for(account: Account, wanted: &Path) -> io::Result<PathBuf> {
+pub(super) fn folder_for(account: Account, wanted: &Path) -> io::Result<PathBuf> {
     folder::create_empty(wanted)?;
     account.gives_folder(wanted)?;
     let wanted = fs::canonicalize(wanted)?;
@@ -282,7 +338,7 @@ fn folder_for(account: Account, wanted: &Path) -> io::Result<PathBuf> {
 }
 
 /// Whether the server lets us in. It answers the start-up message with an error while it recovers.
-fn takes_connections(port: u16) -> bool {
+pub(super) fn takes_connections(port: u16) -> bool {
     const START_UP: &[u8] = b"\x00\x00\x00\x29\x00\x03\x00\x00user\x00postgres\x00database\x00postgres\x00\x00";
     const TERMINATE: &[u8] = b"X\x00\x00\x00\x04";
     let authenticated = |mut stream: TcpStream| -> io::Result<bool> {
@@ -307,17 +363,12 @@ fn takes_connections(port: u16) -> bool {
 mod tests {
     use super::*;
 
-    fn scratch(name: &str) -> PathBuf {
+    pub(super) fn scratch(name: &str) -> PathBuf {
         env::temp_dir().join(format!("postroom-test-{}-{name}", process::id()))
     }
 
-    fn ask(server: &PostgresServer, sql: &str) -> String {
-        let output = Command::new("psql")
-            .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", sql, &server.url("postgres")])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    pub(super) fn ask(server: &PostgresServer, sql: &str) -> String {
+        server.sql(sql).unwrap()
     }
 
     #[test]
