@@ -367,6 +367,41 @@ const BUGS: &[Bug] = &[
         test: &["--lib", "a_file_that_is_deleted_during_the_write_keeps_nothing_and_the_write_goes_to_a_new_one"],
         needs_bin: false,
     },
+    Bug {
+        name: "rows_astray_are_not_looked_for",
+        breaks: "passes over messages below a sequence that was set back",
+        package: "postroom-postgres",
+        test: &["--test", "store", "a_sequence_set_back_under_a_running_relay_loses_nothing_and_keeps_the_order"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "writes_over_what_was_restored",
+        breaks: "writes positions of before a restore over the restored ones",
+        package: "postroom-postgres",
+        test: &["--test", "store", "positions_of_before_a_restore_are_not_written_over_the_restored_ones"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "the_last_one_started_decides_topics",
+        breaks: "lets a relay with an older configuration drop a topic of its route",
+        package: "postroom-postgres",
+        test: &["--test", "store", "topics_added_by_a_rolling_restart_are_taken_by_every_relay_at_once"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "only_the_database_clock_ends_a_lease",
+        breaks: "leaves lanes with a dead relay for as long as the database's clock went back",
+        package: "postroom-postgres",
+        test: &["--test", "store", "lanes_of_a_dead_relay_are_taken_over_although_the_clock_went_back"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "sqlite_trusts_its_seqs",
+        breaks: "passes over messages of an outbox that was emptied and counts from one again",
+        package: "postroom-sqlite",
+        test: &["--test", "store", "an_outbox_that_was_emptied_and_counts_from_one_again_loses_nothing"],
+        needs_bin: false,
+    },
 ];
 
 #[derive(Debug, PartialEq, Eq)]

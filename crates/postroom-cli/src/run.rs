@@ -146,7 +146,7 @@ fn report(summaries: &[(String, Summary)], received: &[(String, ReceiveCounters)
         println!("{}", serde_json::json!({ "routes": routes, "inboxes": inboxes }));
         return;
     }
-    for (route, Summary { counters, unfinished }) in summaries {
+    for (route, Summary { counters, unfinished, .. }) in summaries {
         eprintln!(
             "postroom: route {route}: acked {}, retried {}, dead {}, fenced {}, lanes lost {}, unfinished {unfinished}",
             counters.stored, counters.retried, counters.dead, counters.fenced, counters.lanes_lost

@@ -32,6 +32,8 @@ pub(crate) async fn positions(
             let sql = include_str!("sql/settle_positions.sql");
             let sql = unless(cfg!(seeded_bug = "unfenced_settle"), sql, "h.owner = $9", "$9::text is not null");
             let sql = unless(cfg!(seeded_bug = "unfenced_settle"), sql, "h.epoch = p.epoch", "p.epoch is not null");
+            let restored = cfg!(seeded_bug = "writes_over_what_was_restored");
+            let sql = unless(restored, sql, " and postroom.at_home()", "");
             let statement = session.prepared(sql).await?;
             let parameters: [&(dyn ToSql + Sync); 9] =
                 [&route, &lanes, &epochs, &snapshots, &seqs, &floors, &catch_ups, &catch_up_seqs, &owner];

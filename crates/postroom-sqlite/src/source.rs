@@ -17,7 +17,7 @@ use crate::migrate::schema_version;
 use crate::record::Record;
 use crate::routes;
 use crate::row::Found;
-use crate::watch::{self, Position};
+use crate::watch::{self, FileId, Position};
 
 /// The one lane of a SQLite store.
 pub(crate) const LANE: u16 = 0;
@@ -56,7 +56,7 @@ struct Inner {
     options: SqliteSourceOptions,
     connection: Connection,
     /// Which file the connection has open.
-    file: Option<(u64, u64)>,
+    file: Option<FileId>,
     epoch: Option<i64>,
     /// What the route is, as it was read last.
     settings: RouteSettings,
@@ -486,7 +486,7 @@ fn given(options: &SqliteSourceOptions) -> RouteSettings {
 }
 
 /// Opens the file, checks the schema and registers the route.
-fn open(options: &SqliteSourceOptions) -> Result<(Connection, Option<(u64, u64)>, RouteSettings), StoreError> {
+fn open(options: &SqliteSourceOptions) -> Result<(Connection, Option<FileId>, RouteSettings), StoreError> {
     let connection = connect(&options.path)?;
     let file = watch::file_at(&options.path);
     let failed = |error| store_error("register the route", error);

@@ -82,8 +82,11 @@ pub(crate) fn reset_waits(connection: &Connection, route: &str) -> Result<usize,
     connection.execute(&sql, [route])
 }
 
+/// Device and inode of a file.
+pub(crate) type FileId = (u64, u64);
+
 /// Which file a path names now. One that was replaced is another.
-pub(crate) fn file_at(path: &Path) -> Option<(u64, u64)> {
+pub(crate) fn file_at(path: &Path) -> Option<FileId> {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(path).ok().map(|about| (about.dev(), about.ino()))
 }

@@ -11,6 +11,7 @@ mod log_source;
 mod migrations;
 mod parked;
 mod plans;
+mod pooler;
 mod restore;
 mod setup;
 mod surroundings;

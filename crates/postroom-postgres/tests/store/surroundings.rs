@@ -108,13 +108,3 @@ async fn topics_added_by_a_rolling_restart_are_taken_by_every_relay_at_once() {
     assert_eq!((row.get::<_, &str>(1), row.get::<_, &str>(2)), ("key", "block"));
     assert_eq!((row.get::<_, i32>(3), row.get::<_, i64>(4)), (2, 2), "each change is kept");
 }
-
-/// What a relay needs of its session goes with the start-up message: a pooler that drops it is told by that.
-#[tokio::test]
-async fn a_relay_leaves_nothing_behind_in_sessions_and_tells_a_pooler_that_drops_its_settings() {
-    let database = prepared().await;
-    let client = database.connect().await;
-    let _relay = source(&database, "relay").await;
-    let set = "select count(*) from pg_stat_activity where datname = current_database() and query ilike 'set %'";
-    assert_eq!(client.query_one(set, &[]).await.unwrap().get::<_, i64>(0), 0);
-}
