@@ -25,6 +25,8 @@ const MIGRATIONS: &[Migration] = &[
     Migration { number: 3, name: "audit", sql: include_str!("../migrations/0003_audit.sql") },
     Migration { number: 4, name: "trouble", sql: include_str!("../migrations/0004_trouble.sql") },
     Migration { number: 5, name: "receiving", sql: include_str!("../migrations/0005_receiving.sql") },
+    Migration { number: 6, name: "reserved", sql: include_str!("../migrations/0006_reserved.sql") },
+    Migration { number: 7, name: "fillers", sql: include_str!("../migrations/0007_fillers.sql") },
 ];
 
 const BOOKKEEPING: &str = "create schema if not exists postroom;

@@ -15,8 +15,9 @@ use tokio_postgres::{Client, Row, Transaction};
 use uuid::Uuid;
 
 use crate::Postgres;
-use crate::columns::Columns;
+use crate::columns::{Columns, is_about_values};
 use crate::connect::Connector;
+use crate::filling::keep_dead;
 use crate::inbox::claimant;
 use crate::link::store_error;
 use crate::row::{get, message_of};
@@ -80,10 +81,10 @@ fn told(what: &'static str, error: tokio_postgres::Error) -> StoreError {
     store_error(what, error)
 }
 
-type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
+pub(crate) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// One round trip: the types are said, so that nothing has to be prepared.
-async fn query(
+pub(crate) async fn query(
     tx: &Transaction<'_>,
     what: &'static str,
     sql: &str,
@@ -92,7 +93,7 @@ async fn query(
     tx.query_typed(sql, parameters).await.map_err(|error| told(what, error))
 }
 
-async fn execute(
+pub(crate) async fn execute(
     tx: &Transaction<'_>,
     what: &'static str,
     sql: &str,
@@ -183,6 +184,15 @@ impl ConsumerStore for Postgres {
         ];
         let rows = query(tx, WHAT, include_str!("sql/inbox_keep.sql"), &parameters).await?;
         rows.last().map_or(Ok(0), |row| get(row, 0))
+    }
+
+    async fn keep_dead(
+        tx: &mut Transaction<'_>,
+        consumer: &Consumer,
+        message: &Message,
+        error: &str,
+    ) -> Result<(), StoreError> {
+        keep_dead(tx, consumer, message, error).await
     }
 
     async fn take(
@@ -325,6 +335,12 @@ impl ConsumerStore for Postgres {
         let sql = include_str!("sql/inbox_waiting_versions.sql");
         let rows = query(tx, "read the versions that wait", sql, &parameters).await?;
         rows.iter().map(|row| Ok((get(row, 0)?, get(row, 1)?))).collect()
+    }
+
+    fn refuses_the_message(error: &StoreError) -> bool {
+        let StoreError::Refused { source, .. } = error else { return false };
+        let code = source.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::code);
+        code.is_some_and(|code| is_about_values(code.code()))
     }
 
     fn sort(error: BoxError) -> Result<StoreError, BoxError> {

@@ -11,6 +11,8 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (2, "audit", include_str!("../migrations/0002_audit.sql")),
     (3, "trouble", include_str!("../migrations/0003_trouble.sql")),
     (4, "receiving", include_str!("../migrations/0004_receiving.sql")),
+    (5, "reserved", include_str!("../migrations/0005_reserved.sql")),
+    (6, "fillers", include_str!("../migrations/0006_fillers.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (
