@@ -10,6 +10,7 @@ mod migrate;
 mod run;
 mod status;
 mod store;
+mod supervise;
 mod telemetry;
 mod why;
 

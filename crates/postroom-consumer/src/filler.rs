@@ -8,6 +8,7 @@ use std::time::Duration;
 use postroom::{BoxError, Consumer, ConsumerStore, FillerSeen, Session, StoreError, Subscription, Tenure};
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio::time::error::Elapsed;
 
 use crate::counters::ReceiveCounters;
 use crate::handler::chain;
@@ -47,7 +48,8 @@ enum Look {
 
 /// What one that stands by has seen: the last renewal, and since when by its own clock.
 struct Watched {
-    seen: FillerSeen,
+    /// Epoch and renewal.
+    last: (i64, i64),
     since: Instant,
 }
 
@@ -167,10 +169,9 @@ impl<F: ConsumerStore> Lease<'_, F> {
                         tracing::info!(%consumer, "standing by: {owner} fills the inbox");
                         said = true;
                     }
-                    let same =
-                        |watched: &Watched| (watched.seen.epoch, watched.seen.renewal) == (seen.epoch, seen.renewal);
-                    if !watched.as_ref().is_some_and(same) {
-                        watched = Some(Watched { seen, since: Instant::now() });
+                    let last = (seen.epoch, seen.renewal);
+                    if watched.as_ref().is_none_or(|watched| watched.last != last) {
+                        watched = Some(Watched { last, since: Instant::now() });
                     }
                     tokio::time::sleep(self.every()).await;
                 }
@@ -183,61 +184,54 @@ impl<F: ConsumerStore> Lease<'_, F> {
         }
     }
 
+    async fn look(&mut self, watched: Option<&Watched>) -> Result<Look, StoreError> {
+        let looked = tokio::time::timeout(self.patience(), self.look_and_take(watched)).await;
+        self.whole(looked)
+    }
+
     /// Looks who has the inbox, and takes it where that one's lease is over: by the database's clock, or since nobody was seen
     /// to renew it for as long as it holds. So a database clock that goes back does not keep a dead filler in its place.
-    async fn look(&mut self, watched: Option<&Watched>) -> Result<Look, StoreError> {
-        let filler = self.filler;
+    async fn look_and_take(&mut self, watched: Option<&Watched>) -> Result<Look, StoreError> {
+        let (consumer, owner) = (&self.filler.consumer, self.filler.owner.as_str());
         let now = Instant::now();
-        self.ask(async |session| {
-            let mut tx = session.begin().await?;
-            let seen = F::filler(&mut tx, &filler.consumer).await?;
-            if let Some(seen) = &seen {
-                let ours = seen.owner.as_deref() == Some(filler.owner.as_str());
-                let stale = watched.is_some_and(|watched| {
-                    (watched.seen.epoch, watched.seen.renewal) == (seen.epoch, seen.renewal)
-                        && now.saturating_duration_since(watched.since) >= seen.lease
-                        && !cfg!(seeded_bug = "filler_believes_the_clock")
-                });
-                if !(seen.free || ours || stale) {
-                    return Ok(Look::Theirs(seen.clone()));
-                }
+        let mut tx = self.session.begin().await?;
+        let seen = F::filler(&mut tx, consumer).await?;
+        if let Some(seen) = &seen {
+            let ours = seen.owner.as_deref() == Some(owner);
+            let stale = watched.is_some_and(|watched| {
+                watched.last == (seen.epoch, seen.renewal)
+                    && now.saturating_duration_since(watched.since) >= seen.lease
+                    && !cfg!(seeded_bug = "filler_believes_the_clock")
+            });
+            if !(seen.free || ours || stale) {
+                return Ok(Look::Theirs(seen.clone()));
             }
-            let taken = F::take_inbox(&mut tx, &filler.consumer, &filler.owner, filler.lease, seen.as_ref()).await?;
-            match taken {
-                Some(tenure) => {
-                    F::commit(tx).await?;
-                    let before = seen.and_then(|seen| seen.owner).filter(|owner| *owner != filler.owner);
-                    Ok(Look::Taken(tenure, before))
-                }
-                // Somebody was faster.
-                None => F::filler(&mut tx, &filler.consumer).await?.map(Look::Theirs).ok_or_else(|| StoreError::Busy {
-                    what: "take an inbox to fill",
-                    source: "its row was deleted meanwhile".into(),
-                }),
-            }
+        }
+        if let Some(tenure) = F::take_inbox(&mut tx, consumer, owner, self.filler.lease, seen.as_ref()).await? {
+            F::commit(tx).await?;
+            let before = seen.and_then(|seen| seen.owner).filter(|before| before != owner);
+            return Ok(Look::Taken(tenure, before));
+        }
+        // Somebody was faster.
+        F::filler(&mut tx, consumer).await?.map(Look::Theirs).ok_or_else(|| {
+            let source = "its row was deleted meanwhile".into();
+            StoreError::Busy { what: "take an inbox to fill", source }
         })
-        .await
     }
 
     /// Renews the lease; returns when it is lost, or could not be renewed for as long as it holds.
     async fn hold(&mut self, tenure: &Tenure) {
-        let (filler, every) = (self.filler, self.every());
-        let consumer = &filler.consumer;
+        let (consumer, lease) = (&self.filler.consumer, self.filler.lease);
         if cfg!(seeded_bug = "filler_without_a_lease") {
             return std::future::pending().await;
         }
-        let mut until = Instant::now() + filler.lease;
+        let mut until = Instant::now() + lease;
         loop {
-            tokio::time::sleep(every).await;
+            tokio::time::sleep(self.every()).await;
             let began = Instant::now();
-            let renewed = self.ask(async |session| {
-                let mut tx = session.begin().await?;
-                let renewed = F::renew_inbox(&mut tx, consumer, tenure, filler.lease).await?;
-                F::commit(tx).await?;
-                Ok(renewed)
-            });
-            match renewed.await {
-                Ok(true) => until = began + filler.lease,
+            let renewed = tokio::time::timeout(self.patience(), self.renew(tenure)).await;
+            match self.whole(renewed) {
+                Ok(true) => until = began + lease,
                 Ok(false) => {
                     tracing::warn!(%consumer, "another process has taken over filling the inbox; nothing more is kept here");
                     return;
@@ -254,27 +248,36 @@ impl<F: ConsumerStore> Lease<'_, F> {
         }
     }
 
+    async fn renew(&mut self, tenure: &Tenure) -> Result<bool, StoreError> {
+        let mut tx = self.session.begin().await?;
+        let renewed = F::renew_inbox(&mut tx, &self.filler.consumer, tenure, self.filler.lease).await?;
+        F::commit(tx).await?;
+        Ok(renewed)
+    }
+
     /// Gives the inbox back. One that cannot be given back expires.
     async fn leave(&mut self, tenure: &Tenure) {
-        let consumer = &self.filler.consumer;
-        let left = self.ask(async |session| {
-            let mut tx = session.begin().await?;
-            F::leave_inbox(&mut tx, consumer, tenure).await?;
-            F::commit(tx).await
-        });
-        if let Err(error) = left.await {
+        let left = tokio::time::timeout(self.patience(), self.give_back(tenure)).await;
+        if let Err(error) = self.whole(left) {
+            let consumer = &self.filler.consumer;
             tracing::warn!(%consumer, "the inbox was not given back; the lease will expire: {}", chain(&error));
         }
     }
 
-    /// Asks the store; one that hangs costs the session.
-    async fn ask<T>(
-        &mut self,
-        script: impl AsyncFnOnce(&mut dyn Session<F>) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let patience = STORE_PATIENCE.min(self.filler.lease);
-        match tokio::time::timeout(patience, script(self.session.as_mut())).await {
-            Ok(asked) => asked,
+    async fn give_back(&mut self, tenure: &Tenure) -> Result<(), StoreError> {
+        let mut tx = self.session.begin().await?;
+        F::leave_inbox(&mut tx, &self.filler.consumer, tenure).await?;
+        F::commit(tx).await
+    }
+
+    fn patience(&self) -> Duration {
+        STORE_PATIENCE.min(self.filler.lease)
+    }
+
+    /// A question that hung costs the session.
+    fn whole<T>(&mut self, asked: Result<Result<T, StoreError>, Elapsed>) -> Result<T, StoreError> {
+        match asked {
+            Ok(answered) => answered,
             Err(elapsed) => {
                 self.session = (self.filler.open)();
                 Err(StoreError::Unavailable { what: "hear from the store", source: elapsed.into() })

@@ -478,6 +478,7 @@ impl<F: ConsumerStore> Running<F> {
         let Some(mut desk) = self.desks.pop() else { return self.queue.put_back(batch) };
         self.working += 1;
         let (subscription, stopping) = (self.subscription.clone(), self.shared.stopping.clone());
+        let filling = self.shared.tenure.is_some();
         self.jobs.spawn(async move {
             let ends = match batch.as_slice() {
                 [one] => Some(vec![desk.single(one).await]),
@@ -487,6 +488,8 @@ impl<F: ConsumerStore> Running<F> {
             for (arrival, end) in batch.iter().zip(ends.iter().flatten()) {
                 let again = match end.fate {
                     Fate::Fenced => continue,
+                    // With the subscription's end, in the order of the queue.
+                    Fate::Requeue if filling => continue,
                     Fate::Unkept => {
                         requeue_later(subscription.clone(), arrival.received.clone(), stopping.clone());
                         continue;
