@@ -4,3 +4,4 @@ grant execute on all functions in schema postroom to app_consumer;
 grant select, insert on postroom.inbox, postroom.dead_consume to app_consumer;
 grant select, insert, update, delete on postroom.inbox_messages, postroom.inbox_versions to app_consumer;
 grant usage on sequence postroom.inbox_claims to app_consumer;
+grant select, insert, update on postroom.inbox_fillers to app_consumer;

@@ -402,6 +402,38 @@ const BUGS: &[Bug] = &[
         test: &["--test", "store", "an_outbox_that_was_emptied_and_counts_from_one_again_loses_nothing"],
         needs_bin: false,
     },
+    Bug {
+        name: "filler_without_a_fence",
+        breaks: "lets a filler that was replaced keep messages",
+        package: "postroom-consumer",
+        test: &["--test", "receiving", "one_fills_at_a_time_and_a_stale_tenure_is_fenced"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "filler_without_a_lease",
+        breaks: "fills an inbox that another process fills",
+        package: "postroom-consumer",
+        test: &[
+            "--test",
+            "receiving",
+            "of_two_fillers_one_is_subscribed_and_the_other_takes_over_when_it_stops_or_dies",
+        ],
+        needs_bin: false,
+    },
+    Bug {
+        name: "filler_believes_the_clock",
+        breaks: "waits for the database's clock before it takes over from a dead filler",
+        package: "postroom-consumer",
+        test: &["--test", "receiving", "a_database_clock_that_goes_back_does_not_keep_a_dead_filler_in_its_place"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "unkeepable_is_rejected",
+        breaks: "gives the broker leave to drop what it cannot keep",
+        package: "postroom-consumer",
+        test: &["--test", "receiving", "a_filler_keeps_as_dead_what_it_cannot_keep_and_the_others_are_kept_in_order"],
+        needs_bin: false,
+    },
 ];
 
 #[derive(Debug, PartialEq, Eq)]

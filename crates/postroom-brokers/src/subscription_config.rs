@@ -33,11 +33,11 @@ impl SubscriptionConfig {
         }
     }
 
-    /// Constructs the subscription; it connects with the first `receive`.
+    /// Constructs the subscription of an inbox's filler, the only consumer of its queue; it connects with the first `receive`.
     pub fn open(&self) -> Arc<dyn Subscription> {
         match self {
             #[cfg(feature = "rabbitmq")]
-            Self::Rabbitmq(options) => Arc::new(rabbitmq::RabbitmqSubscription::new(options.clone())),
+            Self::Rabbitmq(options) => Arc::new(rabbitmq::RabbitmqSubscription::new(options.clone()).exclusive()),
         }
     }
 

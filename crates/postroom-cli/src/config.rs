@@ -130,6 +130,15 @@ fn read(mut table: Table, variables: impl Iterator<Item = (String, String)>) -> 
             return Err(format!("two routes are named {:?}; each keeps its position under its name", route.name));
         }
     }
+    for (index, inbox) in inboxes.iter().enumerate() {
+        if inboxes[..index].iter().any(|other| other.consumer == inbox.consumer) {
+            return Err(format!(
+                "two inboxes are of the consumer {:?}; one queue fills the inbox of a consumer: bind that queue to both \
+                 sources, or give the second one a consumer of its own",
+                inbox.consumer.as_str()
+            ));
+        }
+    }
     Ok(Config { store_url, relay, routes, inboxes })
 }
 

@@ -11,6 +11,7 @@ mod routes;
 mod run;
 mod status;
 mod store;
+mod supervise;
 mod telemetry;
 mod why;
 

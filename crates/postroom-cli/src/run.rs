@@ -1,6 +1,7 @@
 //! `postroom run`: one relay a route and one receiver an inbox, until a signal.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use postroom::{MessageId, Wake};
 use postroom_consumer::ReceiveCounters;
@@ -11,6 +12,7 @@ use tokio::sync::watch;
 use crate::config::{self, Config};
 use crate::exit::{self, Failure};
 use crate::store::{RouteOptions, Store};
+use crate::supervise::{Attempt, Ended, supervise};
 
 pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let config = config::load(path)?;
@@ -24,24 +26,102 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let (stop, stopped) = watch::channel(false);
     // From here on a signal is a stop; before the lanes are taken it ends at once.
     wait_for_signals(stop)?;
-    let mut relays = Vec::new();
-    let mut wakes = Vec::new();
-    for route in &config.routes {
+    let (config, store) = (Arc::new(config), Arc::new(store));
+    let (mut relays, mut wakes) = (Vec::new(), Vec::new());
+    for (index, route) in config.routes.iter().enumerate() {
+        let wake = Wake::new();
+        wakes.push(wake.clone());
+        let (config, store) = (config.clone(), store.clone());
+        let start = Start { config, store, index, owner: owner.clone(), wake, unique, stopped: stopped.clone() };
+        // Opened here the first time: what is wrong from the start ends the program.
+        let first = start.open(0).await?;
+        let first = start.clone().relay(first);
+        relays.push(supervise(format!("route {}", route.name), stopped.clone(), first, move |restart| {
+            let start = start.clone();
+            Box::pin(async move {
+                let relay = tokio::select! {
+                    () = stop_of(start.stopped.clone()) => return Err(not_running()),
+                    relay = start.open(restart) => relay?,
+                };
+                start.relay(relay).await
+            })
+        }));
+    }
+    let mut receivers = Vec::new();
+    for (index, inbox) in config.inboxes.iter().enumerate() {
+        let (config, store, owner, stopped) = (config.clone(), store.clone(), owner.clone(), stopped.clone());
+        let stop = stopped.clone();
+        let fill = move |_| -> Attempt<ReceiveCounters> {
+            let (inbox, from) = (&config.inboxes[index], config.inboxes[index].from.clone());
+            let subscribe = move || Ok(from.open());
+            let (consumer, lease) = (inbox.consumer.clone(), config.relay.lease);
+            let filling = store.fill_inbox(subscribe, consumer, owner.clone(), lease, stop_of(stop.clone()));
+            Box::pin(async move { filling.await.map_err(|error| Failure::of(exit::FAILURE, &error)) })
+        };
+        receivers.push(supervise(format!("inbox {}", inbox.consumer), stopped, fill(0), fill));
+    }
+    let _listener = store.listen(config.relay.listen, wakes)?;
+    announce(&config, &owner);
+
+    // All of them are awaited, also when one has failed.
+    let (mut routes, mut inboxes) = (Vec::new(), Vec::new());
+    for (route, relay) in config.routes.iter().zip(relays) {
+        routes.push((route.name.clone(), relay.ended().await));
+    }
+    for (inbox, receiver) in config.inboxes.iter().zip(receivers) {
+        inboxes.push((inbox.consumer.to_string(), receiver.ended().await));
+    }
+    report(&routes, &inboxes, json);
+    let unwritten = unwritten(&routes);
+    let failed = routes.into_iter().find_map(|(_, ended)| ended.failed).or(unwritten);
+    failed.or(inboxes.into_iter().find_map(|(_, ended)| ended.failed)).map_or(Ok(()), Err)
+}
+
+/// A stop that the store did not see is no clean one.
+fn unwritten(routes: &[(String, Ended<Summary>)]) -> Option<Failure> {
+    let last = |(route, ended): &'_ (String, Ended<Summary>)| Some((route.clone(), ended.last?));
+    let (route, summary) =
+        routes.iter().filter_map(last).find(|(_, summary)| summary.unwritten > 0 || !summary.released)?;
+    let text = format!(
+        "stopped, but the store of route {route} could not be reached: {} messages whose outcome is not recorded are sent again, \
+         and other relays take its lanes when their lease ends",
+        summary.unwritten
+    );
+    Some(Failure::new(exit::UNREACHABLE, text))
+}
+
+/// What it takes to start a route, the first time and again.
+#[derive(Clone)]
+struct Start {
+    config: Arc<Config>,
+    store: Arc<Store>,
+    index: usize,
+    owner: String,
+    wake: Wake,
+    unique: MessageId,
+    stopped: watch::Receiver<bool>,
+}
+
+impl Start {
+    async fn open(&self, restart: u64) -> Result<Relay, Failure> {
+        let (config, route) = (&self.config, &self.config.routes[self.index]);
+        // One that is started again must not take what the one before it may still be writing for its own: it waits for the
+        // lease, as after a crash.
+        let owner = if restart == 0 { self.owner.clone() } else { format!("{}/{restart}", self.owner) };
         let options = RouteOptions {
             name: route.name.clone(),
             topics: route.topics.clone(),
-            owner: owner.clone(),
+            owner,
             lease: config.relay.lease,
             start_at: route.start_at,
             order: route.order,
             on_dead: route.on_dead,
         };
-        let source = store.source(options).await?;
+        let source = self.store.source(options).await?;
         let sink = route.sink.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;
-        let wake = Wake::new();
-        wakes.push(wake.clone());
-        let relay = Relay::new(route.name.clone(), source, sink)
-            .wake_by(wake)
+        tracing::info!(route = %route.name, topics = %route.topics, store = %self.store.shown(), sink = %route.sink.shown(), "relaying");
+        Ok(Relay::new(route.name.clone(), source, sink)
+            .wake_by(self.wake.clone())
             .in_flight_max(config.relay.in_flight_max)
             .in_flight_bytes_max(config.relay.in_flight_bytes_max)
             .order(route.order)
@@ -51,44 +131,21 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
             .poll_idle(config.relay.poll_idle)
             .stop_deadline(config.relay.stop_deadline)
             .retry(route.retry.clone())
-            .seed(unique.as_uuid().as_u64_pair().1);
-        let mut stopped = stopped.clone();
-        tracing::info!(route = %route.name, topics = %route.topics, store = %store.shown(), sink = %route.sink.shown(), "relaying");
-        relays.push((
-            route.name.clone(),
-            tokio::spawn(relay.run(async move {
-                // An error means that the sender is gone, which is a stop too.
-                let _ = stopped.wait_for(|stopped| *stopped).await;
-            })),
-        ));
+            .seed(self.unique.as_uuid().as_u64_pair().1))
     }
-    let mut receivers = Vec::new();
-    for inbox in &config.inboxes {
-        let mut stopped = stopped.clone();
-        let stop = async move {
-            let _ = stopped.wait_for(|stopped| *stopped).await;
-        };
-        let receiving = store
-            .keep_inbox(inbox.from.open(), inbox.consumer.clone(), stop)
-            .map_err(|error| Failure::of(exit::CONFIG, &error))?;
-        tracing::info!(consumer = %inbox.consumer, store = %store.shown(), from = %inbox.from.shown(), "receiving");
-        receivers.push((inbox.consumer.to_string(), tokio::spawn(receiving)));
-    }
-    let _listener = store.listen(config.relay.listen, wakes)?;
-    announce(&config, &owner);
 
-    let mut summaries: Vec<(String, Summary)> = Vec::new();
-    for (route, relay) in relays {
-        let summary = relay.await.map_err(|error| Failure::of(exit::FAILURE, &error))?;
-        summaries.push((route, summary));
+    fn relay(self, relay: Relay) -> Attempt<Summary> {
+        Box::pin(async move { Ok(relay.run(stop_of(self.stopped)).await) })
     }
-    let mut received: Vec<(String, ReceiveCounters)> = Vec::new();
-    for (consumer, receiver) in receivers {
-        let counters = receiver.await.map_err(|error| Failure::of(exit::FAILURE, &error))?;
-        received.push((consumer, counters.map_err(|error| Failure::of(exit::FAILURE, &error))?));
-    }
-    report(&summaries, &received, json);
-    Ok(())
+}
+
+/// An error means that the sender is gone, which is a stop too.
+async fn stop_of(mut stopped: watch::Receiver<bool>) {
+    let _ = stopped.wait_for(|stopped| *stopped).await;
+}
+
+fn not_running() -> Failure {
+    Failure::new(exit::FAILURE, "stopped before it was running again")
 }
 
 /// The first signal stops gracefully, the second at once.
@@ -96,11 +153,13 @@ fn wait_for_signals(stop: watch::Sender<bool>) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::new(exit::FAILURE, format!("failed to listen for signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
     tokio::spawn(async move {
         for again in [false, true] {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
+                _ = hangup.recv() => {}
             }
             if again {
                 tracing::warn!("stopped hard by a second signal; what was in flight is published again");
@@ -119,45 +178,55 @@ fn announce(config: &Config, owner: &str) {
     eprintln!("postroom: running {routes} route(s){inboxes} as {owner}");
 }
 
-fn report(summaries: &[(String, Summary)], received: &[(String, ReceiveCounters)], json: bool) {
+/// Counts are of the last run of each; `restarts` says how many there were before it.
+fn report(routes: &[(String, Ended<Summary>)], inboxes: &[(String, Ended<ReceiveCounters>)], json: bool) {
     if json {
-        let routes: Vec<_> = summaries
+        let routes: Vec<_> = routes.iter().map(|(route, ended)| shown_route(route, ended)).collect();
+        let inboxes: Vec<_> = inboxes
             .iter()
-            .map(|(route, summary)| {
-                let counters = summary.counters;
-                serde_json::json!({
-                    "route": route, "claimed": counters.claimed, "acked": counters.stored, "retried": counters.retried,
-                    "queued": counters.queued, "scheduled": counters.scheduled, "dead": counters.dead,
-                    "unknown": counters.unknown, "fenced": counters.fenced,
-                    "lanes_lost": counters.lanes_lost, "sink_outages": counters.sink_outages,
-                    "unfinished": summary.unfinished,
-                })
-            })
-            .collect();
-        let inboxes: Vec<_> = received
-            .iter()
-            .map(|(consumer, counters)| {
-                serde_json::json!({
-                    "consumer": consumer, "kept": counters.kept, "duplicates": counters.duplicates,
-                    "rejected": counters.rejected, "requeued": counters.requeued,
-                })
+            .map(|(consumer, Ended { last, restarts, .. })| match last {
+                Some(counters) => serde_json::json!({
+                    "consumer": consumer, "kept": counters.kept, "duplicates": counters.duplicates, "dead": counters.dead,
+                    "requeued": counters.requeued, "fenced": counters.fenced, "restarts": restarts,
+                }),
+                None => serde_json::json!({ "consumer": consumer, "restarts": restarts }),
             })
             .collect();
         println!("{}", serde_json::json!({ "routes": routes, "inboxes": inboxes }));
         return;
     }
-    for (route, Summary { counters, unfinished, .. }) in summaries {
-        eprintln!(
-            "postroom: route {route}: acked {}, retried {}, dead {}, fenced {}, lanes lost {}, unfinished {unfinished}",
-            counters.stored, counters.retried, counters.dead, counters.fenced, counters.lanes_lost
-        );
+    for (route, Ended { last, restarts, .. }) in routes {
+        match last {
+            Some(Summary { counters, unfinished, unwritten, .. }) => eprintln!(
+                "postroom: route {route}: acked {}, retried {}, dead {}, fenced {}, lanes lost {}, restarts {restarts}, \
+                 unfinished {unfinished}, unwritten {unwritten}",
+                counters.stored, counters.retried, counters.dead, counters.fenced, counters.lanes_lost
+            ),
+            None => eprintln!("postroom: route {route}: not running at the stop, restarts {restarts}"),
+        }
     }
-    for (consumer, counters) in received {
-        eprintln!(
-            "postroom: inbox {consumer}: kept {}, duplicates {}, rejected {}",
-            counters.kept, counters.duplicates, counters.rejected
-        );
+    for (consumer, Ended { last, restarts, .. }) in inboxes {
+        match last {
+            Some(counters) => eprintln!(
+                "postroom: inbox {consumer}: kept {}, duplicates {}, dead {}, restarts {restarts}",
+                counters.kept, counters.duplicates, counters.dead
+            ),
+            None => eprintln!("postroom: inbox {consumer}: not running at the stop, restarts {restarts}"),
+        }
     }
+}
+
+fn shown_route(route: &str, Ended { last, restarts, .. }: &Ended<Summary>) -> serde_json::Value {
+    let Some(Summary { counters, unfinished, unwritten, released }) = last else {
+        return serde_json::json!({ "route": route, "restarts": restarts });
+    };
+    serde_json::json!({
+        "route": route, "claimed": counters.claimed, "acked": counters.stored, "retried": counters.retried,
+        "queued": counters.queued, "scheduled": counters.scheduled, "dead": counters.dead,
+        "unknown": counters.unknown, "fenced": counters.fenced,
+        "lanes_lost": counters.lanes_lost, "sink_outages": counters.sink_outages,
+        "unfinished": unfinished, "unwritten": unwritten, "lanes_given_back": released, "restarts": restarts,
+    })
 }
 
 fn host() -> String {

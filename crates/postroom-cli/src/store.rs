@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{Consumer, OnDead, Order, Source, Subscription, TopicFilter, Wake, redact_url};
-use postroom_consumer::{InvalidHandlers, ReceiveCounters, Receiver, ReceiverFailed};
+use postroom::{BoxError, Consumer, OnDead, Order, Source, Subscription, TopicFilter, Wake, redact_url};
+use postroom_consumer::{Filler, ReceiveCounters, ReceiverFailed};
 use postroom_postgres::{Connector, Listener, LogSource, LogSourceOptions, POSITIONS_EVERY, PostgresSession, StartAt};
 use postroom_sqlite::{SqliteSession, SqliteSource, SqliteSourceOptions};
 
@@ -99,23 +99,26 @@ impl Store {
         }
     }
 
-    /// Keeps what a subscription brings, for an application that takes it from the store.
-    pub fn keep_inbox(
+    /// Keeps what a queue brings, for an application that takes it from the store: one process at a time, the others stand by.
+    pub fn fill_inbox(
         &self,
-        subscription: Arc<dyn Subscription>,
+        subscribe: impl Fn() -> Result<Arc<dyn Subscription>, BoxError> + Send + Sync + 'static,
         consumer: Consumer,
+        owner: String,
+        lease: Duration,
         stop: impl Future<Output = ()> + Send + 'static,
-    ) -> Result<Receiving, InvalidHandlers> {
-        Ok(match self {
+    ) -> Receiving {
+        match self {
             Self::Postgres(connector) => {
                 let connector = connector.as_ref().clone();
                 let open = move || PostgresSession::new(connector.clone());
-                Box::pin(Receiver::keeping(subscription, consumer, open)?.run(stop))
+                Box::pin(Filler::new(subscribe, consumer, owner, open).lease(lease).run(stop))
             }
             Self::Sqlite(path) => {
                 let path = path.clone();
-                Box::pin(Receiver::keeping(subscription, consumer, move || SqliteSession::new(&path))?.run(stop))
+                let open = move || SqliteSession::new(&path);
+                Box::pin(Filler::new(subscribe, consumer, owner, open).lease(lease).run(stop))
             }
-        })
+        }
     }
 }

@@ -38,6 +38,10 @@ pub(crate) enum Fate {
     Requeue,
     /// Of a type that nobody handles, which stops the receiver.
     Refused,
+    /// The store refuses it even as a dead one; the broker is to deliver it again, later.
+    Unkept,
+    /// Another process fills the inbox now; nothing became of it, and nothing is said to the broker.
+    Fenced,
 }
 
 /// What became of a message, and how many versions were found missing on the way.
@@ -67,6 +71,8 @@ pub(crate) enum Trouble {
     Refused,
     /// The outside is to be called first.
     Call,
+    /// Another process fills the inbox now.
+    Fenced,
 }
 
 impl Trouble {

@@ -29,8 +29,8 @@ const BATCH_PATIENCE: Duration = Duration::from_secs(1);
 
 /// One worker's end of the store.
 pub(crate) struct Desk<F: ConsumerStore> {
-    shared: Arc<Shared<F>>,
-    session: Box<dyn Session<F>>,
+    pub(crate) shared: Arc<Shared<F>>,
+    pub(crate) session: Box<dyn Session<F>>,
 }
 
 impl<F: ConsumerStore> Desk<F> {
@@ -47,6 +47,7 @@ impl<F: ConsumerStore> Desk<F> {
         let ended = patient(limit, self.fresh(&messages, limit)).await;
         let ended = self.sound(ended);
         match &ended {
+            Err(Trouble::Fenced) => return Some(vec![Fate::Fenced.into(); batch.len()]),
             Err(Trouble::Store(error) | Trouble::Begun(error)) => {
                 tracing::debug!("a batch goes one by one: {}", chain(error));
             }
@@ -59,6 +60,9 @@ impl<F: ConsumerStore> Desk<F> {
     /// Handles one message until something is committed about it, or the receiver stops.
     pub async fn single(&mut self, arrival: &Arrival) -> End {
         let message = Arc::new(arrival.received.message.clone());
+        if let Some(reason) = &arrival.unkeepable {
+            return self.bury(&message, reason).await.into();
+        }
         let mut tries = Tries::default();
         loop {
             let ended = if arrival.careful {
@@ -81,6 +85,8 @@ impl<F: ConsumerStore> Desk<F> {
                 Judged::Again => continue,
                 Judged::Stopped => return Fate::Requeue.into(),
                 Judged::Refused => return Fate::Refused.into(),
+                Judged::Unkeepable(reason) => return self.bury(&message, &reason).await.into(),
+                Judged::Fenced => return Fate::Fenced.into(),
                 Judged::Settle(settle) => settle,
             };
             return self.insist(&message, None, &settle).await.into();
@@ -117,6 +123,12 @@ impl<F: ConsumerStore> Desk<F> {
                     self.insist(&message, Some(waiting), &Settle::GivenBack).await;
                     return Fate::Refused.into();
                 }
+                Judged::Unkeepable(error) => {
+                    let attempts = waiting.attempts.saturating_add(1);
+                    break Settle::Dead { attempts, cause: Cause::Permanent, error };
+                }
+                // Not reached: what waits in the store is handled without a tenure.
+                Judged::Fenced => break Settle::GivenBack,
                 Judged::Settle(settle) => break settle,
             }
         };
@@ -169,7 +181,7 @@ impl<F: ConsumerStore> Desk<F> {
     }
 
     /// A script without a handler: one that hung costs the session.
-    fn whole<T>(&mut self, ended: Result<Result<T, StoreError>, Elapsed>) -> Result<T, StoreError> {
+    pub(crate) fn whole<T>(&mut self, ended: Result<Result<T, StoreError>, Elapsed>) -> Result<T, StoreError> {
         match ended {
             Ok(result) => result,
             Err(elapsed) => {
@@ -198,6 +210,15 @@ impl<F: ConsumerStore> Desk<F> {
     async fn judged(&mut self, message: &Message, before: u32, tries: &mut Tries, trouble: Trouble) -> Judged {
         let failure = match trouble {
             Trouble::Refused => return Judged::Refused,
+            Trouble::Fenced => return Judged::Fenced,
+            Trouble::Store(error) if F::refuses_the_message(&error) => {
+                return Judged::Unkeepable(tidy_reason(chain(&error)));
+            }
+            // No handler is asked, so no attempt is burned.
+            Trouble::Store(error) | Trouble::Begun(error) if self.shared.keeps_all => {
+                tries.away += 1;
+                return self.again(message, &error, tries.away).await;
+            }
             Trouble::Message(failure) => failure,
             // Not reached: `sound` and `waiting` have dealt with them.
             Trouble::Hung(said) => HandlerError::Again(said.into()),
@@ -298,7 +319,7 @@ impl<F: ConsumerStore> Desk<F> {
     }
 
     /// Whether the receiver stops within this time.
-    async fn stopped_within(&mut self, wait: Duration) -> bool {
+    pub(crate) async fn stopped_within(&mut self, wait: Duration) -> bool {
         let mut stopping = self.shared.stopping.clone();
         tokio::time::timeout(wait, stopping.wait_for(|stopping| *stopping)).await.is_ok()
     }
@@ -307,6 +328,9 @@ impl<F: ConsumerStore> Desk<F> {
     async fn fresh(&mut self, messages: &[Arc<Message>], limit: Duration) -> Result<Vec<End>, Trouble> {
         let shared = &self.shared;
         let mut tx = self.session.begin().await?;
+        if !shared.fenced_in(&mut tx).await? {
+            return Err(Trouble::Fenced);
+        }
         let arrivals: Vec<_> =
             messages.iter().map(|message| (message.id, message.ordering_key().map(str::to_owned))).collect();
         let admitted = F::admit(&mut tx, &shared.consumer, &arrivals).await?;
@@ -337,7 +361,7 @@ impl<F: ConsumerStore> Desk<F> {
                 }
             });
         }
-        let begun = |error| Trouble::Store(error).begun();
+        let begun = |error| if shared.keeps_all { Trouble::Store(error) } else { Trouble::Store(error).begun() };
         if !kept.is_empty() {
             F::keep(&mut tx, &shared.consumer, &kept, Keep::Ready).await?;
         }
@@ -465,11 +489,14 @@ enum Judged {
     Again,
     Stopped,
     Refused,
+    /// The store refuses it: it is kept as a dead one.
+    Unkeepable(String),
+    Fenced,
     Settle(Settle),
 }
 
 /// Gives a script so long for its handlers and as long again as the store may need.
-async fn patient<T>(limit: Duration, script: impl Future<Output = T>) -> Result<T, Elapsed> {
+pub(crate) async fn patient<T>(limit: Duration, script: impl Future<Output = T>) -> Result<T, Elapsed> {
     tokio::time::timeout(limit.saturating_add(STORE_PATIENCE), script).await
 }
 
@@ -498,7 +525,7 @@ fn fate_of(settle: &Settle) -> Fate {
     }
 }
 
-fn again_after(tries: u32) -> Duration {
+pub(crate) fn again_after(tries: u32) -> Duration {
     AGAIN_FIRST.saturating_mul(1 << tries.min(10)).min(AGAIN_CAP)
 }
 

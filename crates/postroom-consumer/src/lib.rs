@@ -5,15 +5,21 @@
 //! is acked and other keys flow. The crate's parts: [`Handlers`] say what is done, [`Receiver`] does it.
 
 mod apply;
+mod bury;
+mod counters;
 mod desk;
+mod filler;
 mod handler;
 mod handlers;
 mod queue;
 mod receiver;
 mod shared;
+mod unkeepable;
 mod versions;
 
+pub use counters::ReceiveCounters;
+pub use filler::Filler;
 pub use handler::{Call, Compensate, Handle, HandlerError, Incoming, OutOfOrder, Stale};
 pub use handlers::{Handlers, InvalidHandlers, Unknown};
-pub use receiver::{ReceiveCounters, Receiver, ReceiverFailed};
+pub use receiver::{Receiver, ReceiverFailed};
 pub use versions::Versions;

@@ -12,6 +12,8 @@ pub(crate) struct Arrival {
     pub single: bool,
     /// Whoever began it last time may have died of it, or its handler calls the outside: that it is begun is committed first.
     pub careful: bool,
+    /// Why it cannot be kept among the messages that wait.
+    pub unkeepable: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -124,7 +126,7 @@ mod tests {
         let mut message = Message::new("orders", "order.placed", "");
         message.key = key.map(str::to_owned);
         let received = Received { tag: 0, session: 0, redelivered: false, id: Some(message.id), message };
-        Arrival { received, single, careful: false }
+        Arrival { received, single, careful: false, unkeepable: None }
     }
 
     fn keys(batch: &[Arrival]) -> Vec<Option<&str>> {
@@ -180,7 +182,7 @@ mod tests {
     fn two_deliveries_of_one_message_are_not_in_one_batch() {
         let mut queue = Queue::default();
         let one = arrival(None, false);
-        let again = Arrival { received: one.received.clone(), single: false, careful: false };
+        let again = Arrival { received: one.received.clone(), single: false, careful: false, unkeepable: None };
         queue.push(one);
         queue.push(again);
         assert_eq!(queue.pop(9).len(), 1);

@@ -6,22 +6,28 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use postroom::{
-    Consumer, ConsumerStore, KEY_BYTES_MAX, MessageId, MessageSpan, NAME_BYTES_MAX, Received, RetryPolicy, Session,
-    Step, StoreError, Subscription,
+    BoxError, Consumer, ConsumerStore, MessageId, MessageSpan, Received, RetryPolicy, Session, Step, StoreError,
+    Subscription, Tenure,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::apply::{End, Fate};
+use crate::counters::ReceiveCounters;
 use crate::desk::Desk;
 use crate::handler::chain;
 use crate::handlers::{Handlers, InvalidHandlers};
 use crate::queue::{Arrival, Queue, Slot};
 use crate::shared::{Held, Shared};
+use crate::unkeepable::{problem, without_nul};
 
 const RECEIVE_RETRY_FIRST: Duration = Duration::from_millis(100);
 const RECEIVE_RETRY_CAP: Duration = Duration::from_secs(30);
+/// While another process still has the queue the broker refuses a filler: order over a takeover waits for that.
+const FILLER_RECEIVE_RETRY_CAP: Duration = Duration::from_secs(3);
+/// What the store refuses even as a dead message goes back to the broker after this long.
+const REQUEUE_AFTER: Duration = Duration::from_secs(10);
 const TAKE_RETRY_CAP: Duration = Duration::from_secs(10);
 /// An ack that takes longer is given up: its connection hangs, and the message comes again as a duplicate.
 const ACK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,61 +40,6 @@ const CLAIMS_MAX: u32 = 5;
 /// Deliveries between the subscription and the queue; the broker's prefetch bounds all of them together.
 const PUMPED_MAX: usize = 64;
 
-/// What a receiver has seen. Every delivery is counted once under what became of it, and so is every time that a waiting
-/// message was handled.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct ReceiveCounters {
-    /// Had their effect.
-    pub applied: u64,
-    /// Had had it before, or wait in the store already.
-    pub duplicates: u64,
-    /// Not newer than what was handled, and merged.
-    pub merged: u64,
-    /// Not newer than what was handled, and ignored.
-    pub ignored: u64,
-    /// Came too late, and went to the compensation.
-    pub late: u64,
-    /// Versions that were missing when their window ended.
-    pub missing: u64,
-    /// Kept in the store behind another message of their key, or for an application that takes them from there.
-    pub kept: u64,
-    /// Kept in the store for an earlier version.
-    pub early: u64,
-    /// Failed, and kept in the store for another attempt.
-    pub retried: u64,
-    /// Dead.
-    pub dead: u64,
-    /// Of a type that nobody handles, and ignored.
-    pub unknown: u64,
-    /// Claims that had lapsed when they were to be settled; nothing was changed.
-    pub lapsed: u64,
-    /// Given back to the broker.
-    pub requeued: u64,
-    /// Rejected, since they carry no message id of ours, or a key or name that is too long to be kept.
-    pub rejected: u64,
-}
-
-impl ReceiveCounters {
-    fn count(&mut self, end: End) {
-        self.missing = self.missing.saturating_add(end.missing);
-        let counter = match end.fate {
-            Fate::Applied => &mut self.applied,
-            Fate::Merged => &mut self.merged,
-            Fate::Ignored => &mut self.ignored,
-            Fate::Compensated => &mut self.late,
-            Fate::Duplicate => &mut self.duplicates,
-            Fate::Unknown => &mut self.unknown,
-            Fate::Kept => &mut self.kept,
-            Fate::Early => &mut self.early,
-            Fate::Retried => &mut self.retried,
-            Fate::Dead => &mut self.dead,
-            Fate::Lost => &mut self.lapsed,
-            Fate::Requeue | Fate::Refused => &mut self.requeued,
-        };
-        *counter += 1;
-    }
-}
-
 /// Why a receiver stopped by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiverFailed {
@@ -98,6 +49,12 @@ pub enum ReceiverFailed {
     /// A fault of the runtime itself.
     #[error("run a worker")]
     Worker(#[source] tokio::task::JoinError),
+    /// There is nothing to receive from.
+    #[error("subscribe")]
+    Subscribe(#[source] BoxError),
+    /// Another process fills the inbox now; what was not kept is the broker's again.
+    #[error("keep messages: another process fills the inbox now")]
+    Fenced(ReceiveCounters),
 }
 
 /// Receives until it is stopped. A crash at any moment loses nothing: what is not acked comes again, and the inbox knows
@@ -114,7 +71,9 @@ pub struct Receiver<F: ConsumerStore> {
     lease: Duration,
     poll: Duration,
     stop_deadline: Duration,
-    keeps_all: bool,
+    /// Messages are kept for an application that takes them from the store, as long as this holds.
+    tenure: Option<Tenure>,
+    receive_retry_cap: Duration,
 }
 
 impl<F: ConsumerStore> Receiver<F> {
@@ -126,11 +85,20 @@ impl<F: ConsumerStore> Receiver<F> {
         open: impl Fn() -> S + Send + Sync + 'static,
     ) -> Result<Self, InvalidHandlers> {
         handlers.check()?;
-        Ok(Self {
+        Ok(Self::of(subscription, consumer, handlers, Box::new(move || Box::new(open()))))
+    }
+
+    fn of(
+        subscription: Arc<dyn Subscription>,
+        consumer: Consumer,
+        handlers: Handlers<F>,
+        open: Box<dyn Fn() -> Box<dyn Session<F>> + Send + Sync>,
+    ) -> Self {
+        Self {
             subscription,
             consumer,
             handlers,
-            open: Box::new(move || Box::new(open())),
+            open,
             concurrency: 8,
             batch_max: 50,
             retry: RetryPolicy::default(),
@@ -138,24 +106,26 @@ impl<F: ConsumerStore> Receiver<F> {
             lease: Duration::from_secs(10),
             poll: Duration::from_millis(250),
             stop_deadline: Duration::from_secs(20),
-            keeps_all: false,
-        })
+            tenure: None,
+            receive_retry_cap: RECEIVE_RETRY_CAP,
+        }
     }
 
-    /// A receiver that handles nothing: it keeps every message in the store, once, for applications that take them from
-    /// there with `postroom.inbox_take`.
-    pub fn keeping<S: Session<F>>(
+    /// A receiver that handles nothing: it keeps every message in the store, once, as long as the tenure holds.
+    pub(crate) fn filling(
         subscription: Arc<dyn Subscription>,
         consumer: Consumer,
-        open: impl Fn() -> S + Send + Sync + 'static,
-    ) -> Result<Self, InvalidHandlers> {
+        tenure: Tenure,
+        open: impl Fn() -> Box<dyn Session<F>> + Send + Sync + 'static,
+    ) -> Self {
         // One writer keeps the order of each key.
-        Ok(Self {
-            keeps_all: true,
+        Self {
+            tenure: Some(tenure),
             concurrency: 1,
             batch_max: 500,
-            ..Self::new(subscription, consumer, Handlers::new(), open)?
-        })
+            receive_retry_cap: FILLER_RECEIVE_RETRY_CAP,
+            ..Self::of(subscription, consumer, Handlers::new(), Box::new(open))
+        }
     }
 
     /// Messages, or batches of them, in work at once; 8. Each has a connection.
@@ -215,7 +185,9 @@ impl<F: ConsumerStore> Receiver<F> {
             retry: self.retry,
             timeout: self.timeout,
             lease: self.lease,
-            keeps_all: self.keeps_all,
+            keeps_all: self.tenure.is_some(),
+            tenure: self.tenure,
+            origin: self.subscription.origin(),
             claims: Mutex::default(),
             open: self.open,
             stopping: stopped,
@@ -223,7 +195,7 @@ impl<F: ConsumerStore> Receiver<F> {
         let (pump, arrivals) = mpsc::channel(PUMPED_MAX);
         // A set, so that the task ends with this future.
         let mut receiving = JoinSet::new();
-        receiving.spawn(receive(self.subscription.clone(), pump));
+        receiving.spawn(receive(self.subscription.clone(), pump, self.receive_retry_cap));
         let desks = (0..self.concurrency).map(|_| Desk::new(shared.clone())).collect();
         let running = Running {
             subscription: self.subscription,
@@ -253,7 +225,7 @@ impl<F: ConsumerStore> Receiver<F> {
 }
 
 /// Carries deliveries from the subscription; an error is waited out.
-async fn receive(subscription: Arc<dyn Subscription>, pump: mpsc::Sender<Received>) {
+async fn receive(subscription: Arc<dyn Subscription>, pump: mpsc::Sender<Received>, retry_cap: Duration) {
     let mut wait = RECEIVE_RETRY_FIRST;
     loop {
         match subscription.receive().await {
@@ -266,7 +238,7 @@ async fn receive(subscription: Arc<dyn Subscription>, pump: mpsc::Sender<Receive
             Err(error) => {
                 tracing::warn!("failed to {}; trying again in {wait:?}", chain(&error));
                 tokio::time::sleep(wait).await;
-                wait = (wait * 2).min(RECEIVE_RETRY_CAP);
+                wait = (wait * 2).min(retry_cap);
             }
         }
     }
@@ -325,8 +297,8 @@ impl<F: ConsumerStore> Running<F> {
                 biased;
                 () = &mut stop => break None,
                 Some(done) = self.jobs.join_next() => match done {
-                    Ok(done) => if let Some(kind) = self.ended(done) {
-                        break Some(ReceiverFailed::UnknownType(kind));
+                    Ok(done) => if let Some(failed) = self.ended(done) {
+                        break Some(failed);
                     },
                     Err(error) => break Some(ReceiverFailed::Worker(error)),
                 },
@@ -337,7 +309,12 @@ impl<F: ConsumerStore> Running<F> {
         };
         receiving.abort_all();
         self.stop(arrivals).await;
-        failed.map_or(Ok(self.counters), Err)
+        match failed {
+            None => Ok(self.counters),
+            // What was counted since belongs to it.
+            Some(ReceiverFailed::Fenced(_)) => Err(ReceiverFailed::Fenced(self.counters)),
+            Some(failed) => Err(failed),
+        }
     }
 
     /// When there is something to begin that nothing else says.
@@ -394,6 +371,10 @@ impl<F: ConsumerStore> Running<F> {
             left.push(received);
         }
         self.counters.requeued += left.len() as u64;
+        if self.shared.tenure.is_some() {
+            // All at once, by the end of the subscription: so they come again in the order of the queue.
+            return;
+        }
         let deadline = Instant::now() + ACK_TIMEOUT;
         let requeue = async {
             for received in left {
@@ -421,20 +402,9 @@ impl<F: ConsumerStore> Running<F> {
     }
 
     fn arrived(&mut self, mut received: Received) {
-        if received.id.is_none() {
-            tracing::error!(
-                routing_key = received.message.address(),
-                "rejected a message without a message id of ours"
-            );
-            self.counters.rejected += 1;
-            self.reject(received);
-            return;
-        }
         without_nul(&mut received.message);
-        if let Some(problem) = unkeepable(&received.message) {
-            tracing::error!(id = %received.message.id, "rejected a message that no store can keep: {problem}");
-            self.counters.rejected += 1;
-            self.reject(received);
+        if let Some(reason) = problem(&received) {
+            self.queue.push(Arrival { received, single: true, careful: false, unkeepable: Some(reason) });
             return;
         }
         let (system, consumer) = (self.subscription.system(), self.shared.consumer.as_str());
@@ -442,15 +412,7 @@ impl<F: ConsumerStore> Running<F> {
         let calls = self.shared.handlers.of(&received.message.kind).is_some_and(|handler| handler.calls());
         let begun_before = received.redelivered && !cfg!(seeded_bug = "redelivered_is_begun_like_any_other");
         let careful = (begun_before || calls) && !self.shared.keeps_all;
-        self.queue.push(Arrival { received, single: false, careful });
-    }
-
-    /// Beside the loop: a broker that hangs must not hold it up.
-    fn reject(&self, received: Received) {
-        let subscription = self.subscription.clone();
-        tokio::spawn(async move {
-            let _ = tokio::time::timeout(ACK_TIMEOUT, subscription.reject(&received)).await;
-        });
+        self.queue.push(Arrival { received, single: false, careful, unkeepable: None });
     }
 
     /// Begins whatever can be begun.
@@ -515,7 +477,8 @@ impl<F: ConsumerStore> Running<F> {
     fn handle_batch(&mut self, batch: Vec<Arrival>) {
         let Some(mut desk) = self.desks.pop() else { return self.queue.put_back(batch) };
         self.working += 1;
-        let subscription = self.subscription.clone();
+        let (subscription, stopping) = (self.subscription.clone(), self.shared.stopping.clone());
+        let filling = self.shared.tenure.is_some();
         self.jobs.spawn(async move {
             let ends = match batch.as_slice() {
                 [one] => Some(vec![desk.single(one).await]),
@@ -523,13 +486,17 @@ impl<F: ConsumerStore> Running<F> {
             };
             let deadline = Instant::now() + ACK_TIMEOUT;
             for (arrival, end) in batch.iter().zip(ends.iter().flatten()) {
-                answer(
-                    deadline,
-                    subscription.as_ref(),
-                    &arrival.received,
-                    matches!(end.fate, Fate::Requeue | Fate::Refused),
-                )
-                .await;
+                let again = match end.fate {
+                    Fate::Fenced => continue,
+                    // With the subscription's end, in the order of the queue.
+                    Fate::Requeue if filling => continue,
+                    Fate::Unkept => {
+                        requeue_later(subscription.clone(), arrival.received.clone(), stopping.clone());
+                        continue;
+                    }
+                    fate => matches!(fate, Fate::Requeue | Fate::Refused),
+                };
+                answer(deadline, subscription.as_ref(), &arrival.received, again).await;
             }
             Done::Batch(desk, batch, ends)
         });
@@ -545,21 +512,26 @@ impl<F: ConsumerStore> Running<F> {
         });
     }
 
-    /// Takes in what a task brought back. Returns the type of a message that stops the receiver.
-    fn ended(&mut self, done: Done<F>) -> Option<String> {
+    /// Takes in what a task brought back. Returns what stops the receiver.
+    fn ended(&mut self, done: Done<F>) -> Option<ReceiverFailed> {
         let now = Instant::now();
         match done {
             Done::Batch(desk, batch, ends) => {
                 self.desks.push(desk);
                 self.working -= 1;
                 let slots: Vec<Slot> = batch.iter().map(|arrival| Slot::of(&arrival.received)).collect();
-                let mut refused = None;
+                let mut failed = None;
                 match ends {
                     Some(ends) => {
                         for (arrival, end) in batch.iter().zip(ends) {
                             self.counters.count(end);
-                            if end.fate == Fate::Refused {
-                                refused = Some(arrival.received.message.kind.clone());
+                            match end.fate {
+                                Fate::Refused => {
+                                    let kind = arrival.received.message.kind.clone();
+                                    failed = Some(ReceiverFailed::UnknownType(kind));
+                                }
+                                Fate::Fenced => failed = Some(ReceiverFailed::Fenced(self.counters)),
+                                _ => {}
                             }
                         }
                         if batch.len() > 1 || self.batch_now == 1 {
@@ -573,7 +545,7 @@ impl<F: ConsumerStore> Running<F> {
                     }
                 }
                 self.queue.release(slots);
-                refused
+                failed
             }
             Done::Waiting(desk, kind, end) => {
                 self.desks.push(desk);
@@ -582,7 +554,7 @@ impl<F: ConsumerStore> Running<F> {
                 self.counters.count(end);
                 // The next of its key may go now.
                 self.next_take = now;
-                (end.fate == Fate::Refused).then_some(kind)
+                (end.fate == Fate::Refused).then_some(ReceiverFailed::UnknownType(kind))
             }
             Done::Taken(desk, room, Ok(taken)) => {
                 self.taker = Some(desk);
@@ -630,34 +602,11 @@ async fn answer(deadline: Instant, subscription: &dyn Subscription, received: &R
     }
 }
 
-/// Why no store can keep a message of somebody else's.
-fn unkeepable(message: &postroom::Message) -> Option<String> {
-    let limits = [
-        ("key", &message.key, KEY_BYTES_MAX),
-        ("aggregate id", &message.aggregate_id, KEY_BYTES_MAX),
-        ("tenant id", &message.tenant_id, KEY_BYTES_MAX),
-        ("aggregate type", &message.aggregate_type, NAME_BYTES_MAX),
-    ];
-    let over = limits.into_iter().find(|(_, text, max)| text.as_ref().is_some_and(|text| text.len() > *max));
-    over.map(|(what, _, max)| format!("its {what} has more than {max} bytes"))
-}
-
-/// Text columns hold no NUL; a message of somebody else's may have one in its properties.
-fn without_nul(message: &mut postroom::Message) {
-    let clean = |text: &mut String| {
-        if text.contains('\0') {
-            *text = text.replace('\0', "\u{fffd}");
-        }
-    };
-    clean(&mut message.topic);
-    clean(&mut message.kind);
-    clean(&mut message.content_type);
-    let texts = [
-        &mut message.key,
-        &mut message.routing_key,
-        &mut message.tenant_id,
-        &mut message.aggregate_type,
-        &mut message.aggregate_id,
-    ];
-    texts.into_iter().flatten().for_each(clean);
+/// Gives a delivery back after a while, or when the receiver stops: one that the broker delivers again at once would go round
+/// without a pause. It is not acked meanwhile, so a crash gives it back too.
+fn requeue_later(subscription: Arc<dyn Subscription>, received: Received, mut stopping: watch::Receiver<bool>) {
+    tokio::spawn(async move {
+        let _ = tokio::time::timeout(REQUEUE_AFTER, stopping.wait_for(|stopping| *stopping)).await;
+        answer(Instant::now() + ACK_TIMEOUT, subscription.as_ref(), &received, true).await;
+    });
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use postroom::{Consumer, ConsumerStore, MessageId, RetryPolicy, Session, Waiting};
+use postroom::{Consumer, ConsumerStore, MessageId, RetryPolicy, Session, StoreError, Tenure, Waiting};
 use tokio::sync::watch;
 
 use crate::handlers::Handlers;
@@ -14,7 +14,11 @@ pub(crate) struct Shared<F: ConsumerStore> {
     pub consumer: Consumer,
     /// The broker's name in traces.
     pub system: &'static str,
+    /// Where messages come from, for people.
+    pub origin: String,
     pub owner: String,
+    /// Messages are kept only while this holds; none: there is nothing to hold.
+    pub tenure: Option<Tenure>,
     pub handlers: Handlers<F>,
     pub retry: RetryPolicy,
     pub timeout: Duration,
@@ -30,6 +34,15 @@ pub(crate) struct Shared<F: ConsumerStore> {
 impl<F: ConsumerStore> Shared<F> {
     fn claims(&self) -> MutexGuard<'_, HashSet<(MessageId, i64)>> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether messages may be kept in this transaction.
+    pub async fn fenced_in(&self, tx: &mut F::Tx<'_>) -> Result<bool, StoreError> {
+        match &self.tenure {
+            Some(_) if cfg!(seeded_bug = "filler_without_a_lease") => Ok(true),
+            Some(tenure) => F::fence_inbox(tx, &self.consumer, tenure).await,
+            None => Ok(true),
+        }
     }
 
     /// Claims in hand.

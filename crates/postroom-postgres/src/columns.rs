@@ -1,6 +1,6 @@
 //! Messages as parallel arrays, the form in which one statement takes many of them.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use postroom::{EnqueueError, Message, MessageSpan, Step};
 use uuid::Uuid;
@@ -84,4 +84,15 @@ fn micros_since_epoch(at: SystemTime) -> i64 {
         Ok(after) => i64::try_from(after.as_micros()).unwrap_or(i64::MAX),
         Err(before) => -i64::try_from(before.duration().as_micros()).unwrap_or(i64::MAX),
     }
+}
+
+/// Whole milliseconds, one at least.
+pub(crate) fn milliseconds(lease: Duration) -> i64 {
+    i64::try_from(lease.as_millis()).unwrap_or(i64::MAX).clamp(1, 366 * 24 * 3_600_000)
+}
+
+/// SQLSTATE classes that speak of the values that were to be kept: data exceptions, constraints, limits of the program such as
+/// the size of an index row.
+pub(crate) fn is_about_values(code: &str) -> bool {
+    ["22", "23", "54"].iter().any(|class| code.starts_with(class))
 }

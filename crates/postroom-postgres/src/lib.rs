@@ -7,6 +7,8 @@
 
 mod columns;
 #[cfg(feature = "sqlx")]
+mod sqlx_filling;
+#[cfg(feature = "sqlx")]
 mod sqlx_outbox;
 #[cfg(feature = "sqlx")]
 mod sqlx_receiving;
@@ -15,6 +17,8 @@ mod sqlx_receiving;
 mod connect;
 #[cfg(feature = "tokio-postgres")]
 mod dead;
+#[cfg(feature = "tokio-postgres")]
+mod filling;
 #[cfg(feature = "tokio-postgres")]
 mod guard;
 #[cfg(feature = "tokio-postgres")]

@@ -11,18 +11,20 @@ use postroom::{
 use tokio::runtime::Handle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Row, Transaction};
+use tokio_postgres::{Client, Row, SimpleQueryMessage, Transaction};
 use uuid::Uuid;
 
 use crate::Postgres;
-use crate::columns::Columns;
+use crate::columns::{Columns, is_about_values};
 use crate::connect::Connector;
+use crate::filling::keep_dead;
 use crate::inbox::claimant;
 use crate::link::store_error;
 use crate::row::{get, message_of};
 
 /// Waits for locks end here and count as "again": behind a concurrent duplicate whose owner hangs, for one.
-const SESSION_SQL: &str = "set lock_timeout = '5s'; set jit = off";
+const SETTINGS: &str = "-c lock_timeout=5s -c jit=off";
+const LOCAL_SETTINGS: &str = "set local lock_timeout = '5s'; set local jit = off";
 
 impl Transactions for Postgres {
     type Tx<'c> = Transaction<'c>;
@@ -33,12 +35,30 @@ impl Transactions for Postgres {
 pub struct PostgresSession {
     connector: Connector,
     client: Option<Client>,
+    /// A pooler keeps our settings from its sessions: each transaction has its own.
+    pooled: bool,
 }
 
 impl PostgresSession {
     /// Connects with the first transaction.
     pub fn new(connector: Connector) -> Self {
-        Self { connector, client: None }
+        Self { connector, client: None, pooled: false }
+    }
+}
+
+impl PostgresSession {
+    async fn connect(&mut self) -> Result<Client, StoreError> {
+        let client = match self.connector.connect_set(SETTINGS).await {
+            // A pooler refused them.
+            Err(StoreError::Refused { .. }) => self.connector.connect().await?,
+            opened => opened?,
+        };
+        let failed = |error| store_error("prepare the consumer's connection", error);
+        let answer = client.simple_query("show lock_timeout").await.map_err(failed)?;
+        let arrived =
+            |message: &SimpleQueryMessage| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some("5s"));
+        self.pooled = !answer.iter().any(arrived);
+        Ok(client)
     }
 }
 
@@ -58,17 +78,15 @@ impl Session<Postgres> for PostgresSession {
     async fn begin(&mut self) -> Result<Transaction<'_>, StoreError> {
         let client = match self.client.take().filter(|client| !client.is_closed()) {
             Some(client) => client,
-            None => {
-                let client = self.connector.connect().await?;
-                client
-                    .batch_execute(SESSION_SQL)
-                    .await
-                    .map_err(|error| store_error("prepare the consumer's connection", error))?;
-                client
-            }
+            None => self.connect().await?,
         };
+        let failed = |error| store_error("begin the consumer's transaction", error);
         let client = self.client.insert(client);
-        client.transaction().await.map_err(|error| store_error("begin the consumer's transaction", error))
+        let tx = client.transaction().await.map_err(failed)?;
+        if self.pooled {
+            tx.batch_execute(LOCAL_SETTINGS).await.map_err(failed)?;
+        }
+        Ok(tx)
     }
 }
 
@@ -80,10 +98,10 @@ fn told(what: &'static str, error: tokio_postgres::Error) -> StoreError {
     store_error(what, error)
 }
 
-type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
+pub(crate) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// One round trip: the types are said, so that nothing has to be prepared.
-async fn query(
+pub(crate) async fn query(
     tx: &Transaction<'_>,
     what: &'static str,
     sql: &str,
@@ -92,7 +110,7 @@ async fn query(
     tx.query_typed(sql, parameters).await.map_err(|error| told(what, error))
 }
 
-async fn execute(
+pub(crate) async fn execute(
     tx: &Transaction<'_>,
     what: &'static str,
     sql: &str,
@@ -183,6 +201,15 @@ impl ConsumerStore for Postgres {
         ];
         let rows = query(tx, WHAT, include_str!("sql/inbox_keep.sql"), &parameters).await?;
         rows.last().map_or(Ok(0), |row| get(row, 0))
+    }
+
+    async fn keep_dead(
+        tx: &mut Transaction<'_>,
+        consumer: &Consumer,
+        message: &Message,
+        error: &str,
+    ) -> Result<(), StoreError> {
+        keep_dead(tx, consumer, message, error).await
     }
 
     async fn take(
@@ -325,6 +352,12 @@ impl ConsumerStore for Postgres {
         let sql = include_str!("sql/inbox_waiting_versions.sql");
         let rows = query(tx, "read the versions that wait", sql, &parameters).await?;
         rows.iter().map(|row| Ok((get(row, 0)?, get(row, 1)?))).collect()
+    }
+
+    fn refuses_the_message(error: &StoreError) -> bool {
+        let StoreError::Refused { source, .. } = error else { return false };
+        let code = source.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::code);
+        code.is_some_and(|code| is_about_values(code.code()))
     }
 
     fn sort(error: BoxError) -> Result<StoreError, BoxError> {

@@ -13,7 +13,8 @@ use sqlx::query::Query;
 use sqlx::{PgPool, Row, Transaction};
 use uuid::Uuid;
 
-use crate::columns::Columns;
+use crate::columns::{Columns, is_about_values};
+use crate::sqlx_filling::keep_dead;
 
 /// The inbox for applications that use sqlx.
 #[derive(Debug, Clone, Copy, Default)]
@@ -52,9 +53,9 @@ impl Session<SqlxPostgres> for SqlxSession {
     }
 }
 
-type Asked<'a> = Query<'a, sqlx::Postgres, PgArguments>;
+pub(crate) type Asked<'a> = Query<'a, sqlx::Postgres, PgArguments>;
 
-async fn rows(
+pub(crate) async fn rows(
     tx: &mut Transaction<'_, sqlx::Postgres>,
     what: &'static str,
     query: Asked<'_>,
@@ -62,7 +63,7 @@ async fn rows(
     query.fetch_all(&mut **tx).await.map_err(|error| store_error(what, error))
 }
 
-async fn changed(
+pub(crate) async fn changed(
     tx: &mut Transaction<'_, sqlx::Postgres>,
     what: &'static str,
     query: Asked<'_>,
@@ -70,7 +71,7 @@ async fn changed(
     Ok(query.execute(&mut **tx).await.map_err(|error| store_error(what, error))?.rows_affected())
 }
 
-fn get<'r, T>(row: &'r PgRow, column: &str) -> Result<T, StoreError>
+pub(crate) fn get<'r, T>(row: &'r PgRow, column: &str) -> Result<T, StoreError>
 where
     T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
 {
@@ -151,6 +152,15 @@ impl ConsumerStore for SqlxPostgres {
             .bind(&c.aggregate_versions)
             .bind(&c.occurred_ats);
         rows(tx, WHAT, query).await?.last().map_or(Ok(0), first)
+    }
+
+    async fn keep_dead(
+        tx: &mut Transaction<'_, sqlx::Postgres>,
+        consumer: &Consumer,
+        message: &Message,
+        error: &str,
+    ) -> Result<(), StoreError> {
+        keep_dead(tx, consumer, message, error).await
     }
 
     async fn take(
@@ -268,6 +278,12 @@ impl ConsumerStore for SqlxPostgres {
         let found = rows(tx, "read the versions that wait", query).await?;
         let pair = |row: &PgRow| -> Result<(i64, bool), sqlx::Error> { Ok((row.try_get(0)?, row.try_get(1)?)) };
         found.iter().map(|row| pair(row).map_err(|error| store_error("read the versions that wait", error))).collect()
+    }
+
+    fn refuses_the_message(error: &StoreError) -> bool {
+        let StoreError::Refused { source, .. } = error else { return false };
+        let database = source.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
+        database.and_then(|db| db.code()).is_some_and(|code| is_about_values(&code))
     }
 
     fn sort(error: BoxError) -> Result<StoreError, BoxError> {

@@ -9,6 +9,8 @@ mod connect;
 #[cfg(feature = "rusqlite")]
 mod dead;
 #[cfg(feature = "rusqlite")]
+mod filling;
+#[cfg(feature = "rusqlite")]
 mod guard;
 #[cfg(feature = "rusqlite")]
 mod inbox;

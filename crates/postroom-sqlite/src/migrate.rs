@@ -12,6 +12,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (3, "trouble", include_str!("../migrations/0003_trouble.sql")),
     (4, "receiving", include_str!("../migrations/0004_receiving.sql")),
     (5, "watch", include_str!("../migrations/0005_watch.sql")),
+    (6, "fillers", include_str!("../migrations/0006_fillers.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (

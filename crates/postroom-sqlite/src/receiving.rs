@@ -14,6 +14,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use crate::Sqlite;
 use crate::columns::{ADMIT_SQL, encoded};
 use crate::connect::{connect, store_error};
+use crate::filling::{is_about_values, keep_dead};
 use crate::record::noted;
 use crate::row::message_of;
 use crate::source::NOW;
@@ -22,7 +23,7 @@ use crate::source::NOW;
 const BEGIN_WAIT: Duration = Duration::from_secs(10);
 const BEGIN_PAUSE: Duration = Duration::from_millis(5);
 
-const MESSAGE: &str = "topic, type, payload, key, routing_key, content_type, headers, tenant_id, aggregate_type, \
+pub(crate) const MESSAGE: &str = "topic, type, payload, key, routing_key, content_type, headers, tenant_id, aggregate_type, \
                        aggregate_id, aggregate_version, occurred_ms";
 
 /// An open immediate transaction on a worker's own connection; rolled back when it is dropped. Statements run on the
@@ -283,12 +284,19 @@ fn settle(
 }
 
 /// A handler can end the transaction; without one every statement would commit by itself.
-fn open<'a>(tx: &'a SqliteTransaction<'_>) -> Result<&'a Connection, StoreError> {
+pub(crate) fn open<'a>(tx: &'a SqliteTransaction<'_>) -> Result<&'a Connection, StoreError> {
     if tx.connection.is_autocommit() {
         let source = "its transaction was ended by a statement in it".into();
         return Err(StoreError::Refused { what: "go on in the consumer's transaction", source });
     }
     Ok(tx)
+}
+
+fn refused<T>(what: &'static str, kept: Result<T, BoxError>) -> Result<T, StoreError> {
+    kept.map_err(|error| match error.downcast::<rusqlite::Error>() {
+        Ok(error) => store_error(what, *error),
+        Err(source) => StoreError::Refused { what, source },
+    })
 }
 
 #[async_trait]
@@ -327,12 +335,18 @@ impl ConsumerStore for Sqlite {
         let tx = open(tx)?;
         let mut claim = 0;
         for message in messages {
-            claim = keep(tx, consumer, message, how).map_err(|error| match error.downcast::<rusqlite::Error>() {
-                Ok(error) => store_error(WHAT, *error),
-                Err(source) => StoreError::Refused { what: WHAT, source },
-            })?;
+            claim = refused(WHAT, keep(tx, consumer, message, how))?;
         }
         Ok(claim)
+    }
+
+    async fn keep_dead(
+        tx: &mut SqliteTransaction<'_>,
+        consumer: &Consumer,
+        message: &Message,
+        error: &str,
+    ) -> Result<(), StoreError> {
+        refused("keep a received message as a dead one", keep_dead(open(tx)?, consumer, message, error))
     }
 
     async fn take(
@@ -440,6 +454,10 @@ impl ConsumerStore for Sqlite {
                 .collect()
         })
         .map_err(|error| store_error("read the versions that wait", error))
+    }
+
+    fn refuses_the_message(error: &StoreError) -> bool {
+        is_about_values(error)
     }
 
     fn sort(error: BoxError) -> Result<StoreError, BoxError> {

@@ -30,6 +30,17 @@ pub async fn delete_queue(url: &str, name: &str) {
     channel.queue_delete(name.into(), QueueDeleteOptions::default()).await.expect("delete the queue");
 }
 
+/// How many messages a queue has that nobody has taken; none: there is no such queue.
+///
+/// # Panics
+/// If the broker cannot be reached.
+pub async fn exists(url: &str, name: &str) -> Option<usize> {
+    let (_connection, channel) = open(url).await;
+    let passive = QueueDeclareOptions { passive: true, ..Default::default() };
+    let queue = channel.queue_declare(name.into(), passive, FieldTable::default()).await.ok()?;
+    Some(queue.message_count() as usize)
+}
+
 /// A durable queue of the test's own.
 pub struct AuditQueue {
     url: String,

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 
 use crate::delivery::Cause;
 use crate::error::{BoxError, StoreError};
+use crate::filler::FillerStore;
 use crate::inbox::Consumer;
 use crate::message::{Message, MessageId};
 
@@ -116,7 +117,7 @@ pub struct Aggregate {
 /// The consumer's side of a store, inside transactions of `Self::Tx`. Everything here is committed or undone with the
 /// caller's transaction.
 #[async_trait]
-pub trait ConsumerStore: Transactions {
+pub trait ConsumerStore: FillerStore {
     /// Commits. An aborted transaction is an error: the server would roll it back without a word.
     async fn commit(tx: Self::Tx<'_>) -> Result<(), StoreError>;
 
@@ -135,6 +136,15 @@ pub trait ConsumerStore: Transactions {
         messages: &[Message],
         keep: Keep<'_>,
     ) -> Result<i64, StoreError>;
+
+    /// Keeps a message as a dead one that cannot be kept among those that wait, with all that it has, however long. It was
+    /// admitted in this transaction.
+    async fn keep_dead(
+        tx: &mut Self::Tx<'_>,
+        consumer: &Consumer,
+        message: &Message,
+        error: &str,
+    ) -> Result<(), StoreError>;
 
     /// Claims what is due, the first of each key only; at most `max`. Messages whose claims ended `claims_max` times without
     /// a word become dead letters instead.
@@ -194,6 +204,9 @@ pub trait ConsumerStore: Transactions {
     fn is_open(_tx: &Self::Tx<'_>) -> bool {
         true
     }
+
+    /// Whether the store refused because of what it was asked to keep: another message may pass.
+    fn refuses_the_message(error: &StoreError) -> bool;
 
     /// Whether an error that came out of a handler is the store's, and of what kind: `Busy` and `Unavailable` say nothing
     /// about the message.

@@ -1,7 +1,8 @@
-//! Named places at which a test lets the process die. Without the feature `crash-points` there is nothing here.
+//! Named places at which a test lets the process die, or a task panic. Without the feature `crash-points` there is nothing here.
 
 /// Dies here when the process was told to: `POSTROOM_CRASH_AT=NAME:N`, at the N-th time; `POSTROOM_CRASH_MARK=FILE` gets
-/// the name, as the proof that it was here. Does nothing in a build without the feature `crash-points`.
+/// the name, as the proof that it was here. Panics here when told so by `POSTROOM_PANIC_AT=NAME:N[,NAME:N]`. Does nothing in a
+/// build without the feature `crash-points`.
 #[inline]
 pub fn crash_point(name: &'static str) {
     #[cfg(feature = "crash-points")]
@@ -26,8 +27,29 @@ mod told {
 
     static TOLD: OnceLock<Option<(String, u64)>> = OnceLock::new();
     static PASSED: AtomicU64 = AtomicU64::new(0);
+    static PANICS: OnceLock<Vec<Panic>> = OnceLock::new();
+
+    struct Panic {
+        place: String,
+        at: u64,
+        passed: AtomicU64,
+    }
+
+    fn panics() -> Vec<Panic> {
+        let text = std::env::var("POSTROOM_PANIC_AT").unwrap_or_default();
+        let panic = |part: &str| {
+            let (place, at) = part.rsplit_once(':')?;
+            Some(Panic { place: place.to_owned(), at: at.parse().ok()?, passed: AtomicU64::new(0) })
+        };
+        text.split(',').filter_map(panic).collect()
+    }
 
     pub(super) fn pass(name: &str) {
+        for panic in PANICS.get_or_init(panics) {
+            if panic.place == name && panic.passed.fetch_add(1, Ordering::Relaxed) + 1 == panic.at {
+                std::panic::panic_any(format!("told to panic at {name}"));
+            }
+        }
         let told = TOLD.get_or_init(|| {
             let text = std::env::var("POSTROOM_CRASH_AT").ok()?;
             let (name, times) = text.rsplit_once(':')?;

@@ -9,6 +9,7 @@ mod dead_letter;
 mod delivery;
 mod error;
 mod event;
+mod filler;
 mod fingerprint;
 mod guard;
 mod inbox;
@@ -38,6 +39,7 @@ pub use dead_letter::{DeadFilter, DeadLetter, Deed, FailedAttempt, Side};
 pub use delivery::{Cause, Delivery, Origin, Outcome, Settlement, Token};
 pub use error::{BoxError, StoreError, Unavailable};
 pub use event::{Event, EventError};
+pub use filler::{FillerSeen, FillerStore, Tenure};
 pub use fingerprint::{fingerprint, set_log_key};
 pub use guard::{GuardError, expect_rows};
 pub use inbox::{Admission, Consumer, Inbox, InvalidConsumer, OnceError};
@@ -46,7 +48,7 @@ pub use limits::{
     CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, LimitExceeded, NAME_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
 };
-pub use message::{Headers, Message, MessageId, headers_from_json};
+pub use message::{Headers, Message, MessageId, UNREADABLE_HEADER, headers_from_json};
 pub use order::{OnDead, Order};
 pub use outbox::{EnqueueError, Outbox};
 pub use projection::NewerUpsert;

@@ -64,6 +64,9 @@ impl fmt::Debug for MessageId {
 /// Headers of a message: names and text values, sorted by name. NUL is carried; bytes that are not text want base64.
 pub type Headers = BTreeMap<String, String>;
 
+/// Header of a received message whose properties could not be read; its value says why. Such a message is kept as a dead one.
+pub const UNREADABLE_HEADER: &str = "postroom-unreadable";
+
 /// Header under which header text stands that is not an object, as a plain insert may have written it.
 const UNDECODED_HEADERS: &str = "postroom-undecoded-headers";
 

@@ -28,6 +28,11 @@ pub trait Subscription: Send + Sync {
         "unknown"
     }
 
+    /// Where its messages come from, for people, such as `queue "billing"`.
+    fn origin(&self) -> String {
+        format!("a queue of {}", self.system())
+    }
+
     /// The next message; waits for one. Reconnects on the next call after an error.
     async fn receive(&self) -> Result<Received, Unavailable>;
 

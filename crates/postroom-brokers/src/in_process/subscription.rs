@@ -56,6 +56,10 @@ impl Subscription for InProcessSubscription {
         "in_process"
     }
 
+    fn origin(&self) -> String {
+        format!("queue {:?}", self.queue)
+    }
+
     async fn receive(&self) -> Result<Received, Unavailable> {
         loop {
             let arrived = self.broker.0.arrived.notified();

@@ -68,6 +68,7 @@ impl std::fmt::Debug for RabbitmqSubscriptionOptions {
 /// Receives from one queue.
 pub struct RabbitmqSubscription {
     options: RabbitmqSubscriptionOptions,
+    exclusive: bool,
     /// Only `receive` waits on this one.
     consumer: Mutex<Option<Consumer>>,
     session: Mutex<Session>,
@@ -83,7 +84,15 @@ struct Session {
 impl RabbitmqSubscription {
     /// Connects with the first `receive`.
     pub fn new(options: RabbitmqSubscriptionOptions) -> Self {
-        Self { options, consumer: Mutex::new(None), session: Mutex::default() }
+        Self { options, exclusive: false, consumer: Mutex::new(None), session: Mutex::default() }
+    }
+
+    /// Receives only while nobody else consumes from the queue: `receive` fails until then. What the last consumer had not
+    /// acked comes first, in the order of the queue. A queue that refuses this, since it has a single active consumer by its
+    /// own arguments, is consumed from as it is.
+    pub fn exclusive(mut self) -> Self {
+        self.exclusive = true;
+        self
     }
 
     /// Connects and declares now, so that nothing published after this is missed; `receive` does it otherwise.
@@ -111,6 +120,26 @@ impl RabbitmqSubscription {
     }
 
     async fn consume(&self, connection: &Connection) -> Result<(Channel, Consumer), lapin::Error> {
+        // Twice: the one that was in the way may be gone by the time that the consumers are counted.
+        for _ in 0..if self.exclusive { 2 } else { 0 } {
+            match self.consume_as(connection, true).await {
+                Err(error) if is_refused(&error) && self.consumers(connection).await? == 0 => {}
+                other => return other,
+            }
+        }
+        self.consume_as(connection, false).await
+    }
+
+    async fn consumers(&self, connection: &Connection) -> Result<u32, lapin::Error> {
+        let channel = connection.create_channel().await?;
+        let queue = ShortString::from(self.options.queue.as_str());
+        let passive = QueueDeclareOptions { passive: true, ..Default::default() };
+        let consumers = channel.queue_declare(queue, passive, FieldTable::default()).await?.consumer_count();
+        channel.close(200, "counted".into()).await?;
+        Ok(consumers)
+    }
+
+    async fn consume_as(&self, connection: &Connection, exclusive: bool) -> Result<(Channel, Consumer), lapin::Error> {
         let channel = connection.create_channel().await?;
         let queue = ShortString::from(self.options.queue.as_str());
         let passive = self.options.bind.is_empty();
@@ -126,7 +155,12 @@ impl RabbitmqSubscription {
         }
         channel.basic_qos(self.options.prefetch, BasicQosOptions::default()).await?;
         let consumer = channel
-            .basic_consume(queue, ShortString::from(""), BasicConsumeOptions::default(), FieldTable::default())
+            .basic_consume(
+                queue,
+                ShortString::from(""),
+                BasicConsumeOptions { exclusive, ..Default::default() },
+                FieldTable::default(),
+            )
             .await?;
         Ok((channel, consumer))
     }
@@ -141,10 +175,19 @@ impl RabbitmqSubscription {
     }
 }
 
+/// 403: somebody else consumes from the queue, or it takes no exclusive consumer.
+fn is_refused(error: &lapin::Error) -> bool {
+    matches!(error.kind(), lapin::ErrorKind::ProtocolError(error) if error.get_id() == 403)
+}
+
 #[async_trait]
 impl Subscription for RabbitmqSubscription {
     fn system(&self) -> &'static str {
         "rabbitmq"
+    }
+
+    fn origin(&self) -> String {
+        format!("queue {:?}", self.options.queue)
     }
 
     async fn receive(&self) -> Result<Received, Unavailable> {

@@ -5,6 +5,7 @@
 mod commands;
 mod crashes;
 mod example;
+mod fillers;
 mod many;
 mod outages;
 mod poison;

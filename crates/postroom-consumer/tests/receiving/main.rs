@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod failures;
+mod filling;
 mod once;
 mod processes;
 mod setup;
 mod sqlite;
 mod sqlx;
 mod taken;
+mod unkeepable;
 mod versions;

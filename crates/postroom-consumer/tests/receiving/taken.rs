@@ -2,20 +2,43 @@
 
 use std::sync::Arc;
 
-use postroom::{Consumer, MessageId};
-use postroom_consumer::Receiver;
-use postroom_postgres::{Connector, Postgres, PostgresSession};
+use postroom::{Consumer, MessageId, Subscription};
+use postroom_brokers::in_process::InProcessBroker;
+use postroom_consumer::{Filler, ReceiveCounters};
+use postroom_postgres::{Connector, PostgresSession};
 use postroom_testkit::postgres::Database;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
-use crate::setup::{Running, assert_once, broker, done, postgres, publish, told, until};
+use crate::setup::{assert_once, broker, done, postgres, publish, told, until};
 
-fn keeping(database: &Database, broker: &postroom_brokers::in_process::InProcessBroker) -> Receiver<Postgres> {
-    let connector = Connector::new(database.url()).unwrap();
+struct Keeping {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<ReceiveCounters>,
+}
+
+impl Keeping {
+    async fn stop(self) -> ReceiveCounters {
+        self.stop.send(()).unwrap();
+        self.task.await.unwrap()
+    }
+}
+
+fn keeping(database: &Database, broker: &InProcessBroker) -> Keeping {
+    let (connector, broker) = (Connector::new(database.url()).unwrap(), broker.clone());
     let open = move || PostgresSession::new(connector.clone());
-    let consumer = Consumer::new("billing").unwrap();
-    Receiver::keeping(Arc::new(broker.subscribe("q", 100)), consumer, open).unwrap()
+    let subscribe = move || Ok(Arc::new(broker.subscribe("q", 100)) as Arc<dyn Subscription>);
+    let filler = Filler::new(subscribe, Consumer::new("billing").unwrap(), "one", open);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let task = tokio::spawn(async move {
+        let stopped = async move {
+            let _ = stopped.await;
+        };
+        filler.run(stopped).await.unwrap()
+    });
+    Keeping { stop, task }
 }
 
 async fn take(client: &Client, max: i32) -> Vec<(Uuid, i64, String)> {
@@ -34,7 +57,7 @@ async fn messages_are_kept_once_and_taken_first_of_each_key() {
     let messages = vec![told("a", "a1"), told("a", "a2"), told("b", "b1"), told("a", "a3")];
     publish(&broker, messages.clone()).await;
     publish(&broker, messages).await;
-    let running = Running::start(keeping(&database, &broker));
+    let running = keeping(&database, &broker);
     while broker.unsettled("q") > 0 {
         tokio::task::yield_now().await;
     }
@@ -62,7 +85,7 @@ async fn a_lapsed_claim_changes_nothing_and_one_that_always_lapses_is_dead() {
     let (database, broker) = (postgres().await, broker());
     let client = database.connect().await;
     publish(&broker, vec![told("a", "a1"), told("a", "a2")]).await;
-    let running = Running::start(keeping(&database, &broker));
+    let running = keeping(&database, &broker);
     while broker.unsettled("q") > 0 {
         tokio::task::yield_now().await;
     }
@@ -96,7 +119,7 @@ async fn a_failure_is_tried_again_and_dead_after_its_attempts() {
     let (database, broker) = (postgres().await, broker());
     let client = database.connect().await;
     publish(&broker, vec![told("a", "a1"), told("a", "a2")]).await;
-    let running = Running::start(keeping(&database, &broker));
+    let running = keeping(&database, &broker);
     while broker.unsettled("q") > 0 {
         tokio::task::yield_now().await;
     }
@@ -142,7 +165,7 @@ async fn eight_workers_take_everything_once_and_in_order() {
     let messages: Vec<_> = (0..1000).map(|n| told(&format!("k{}", n % KEYS), &n.to_string())).collect();
     publish(&broker, messages).await;
     // Taken while they arrive.
-    let running = Running::start(keeping(&database, &broker));
+    let running = keeping(&database, &broker);
     let workers: Vec<_> = (0..8)
         .map(|worker| {
             let database = database.clone();

@@ -10,7 +10,9 @@ insert into postroom.inbox_messages as m
        (consumer, message_id, ordering_key, last_error, history, topic, type, payload, key, routing_key, content_type, headers,
         tenant_id, aggregate_type, aggregate_id, aggregate_version, occurred_at)
 select consumer, message_id, ordering_key, error, history, topic, type, payload, key, routing_key, content_type, headers,
-       tenant_id, aggregate_type, aggregate_id, aggregate_version, occurred_at
+       tenant_id, aggregate_type, aggregate_id,
+       -- A message of somebody else's may have names that are too long for the index by version.
+       case when octet_length(aggregate_type) <= 255 and octet_length(aggregate_id) <= 512 then aggregate_version end, occurred_at
   from gone order by seq
     -- Its row may still wait to be swept away.
     on conflict (consumer, message_id) do update

@@ -11,7 +11,15 @@ async fn migrating_again_changes_nothing() {
     let first = migrate(&connector(&database), 4).await.unwrap();
     assert_eq!(
         first.applied,
-        [(1, "foundation"), (2, "relays"), (3, "audit"), (4, "trouble"), (5, "receiving"), (6, "watch")]
+        [
+            (1, "foundation"),
+            (2, "relays"),
+            (3, "audit"),
+            (4, "trouble"),
+            (5, "receiving"),
+            (6, "watch"),
+            (7, "fillers")
+        ]
     );
     let second = migrate(&connector(&database), 4).await.unwrap();
     assert_eq!((second.applied.len(), second.version), (0, first.version));

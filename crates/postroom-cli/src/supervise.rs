@@ -1,0 +1,149 @@
+//! Keeps the tasks of `postroom run` going: one that ends or panics while no stop was asked for is told and started again, and
+//! the others run on.
+
+use std::any::Any;
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::Instant;
+
+use crate::exit::{self, Failure};
+
+const BACKOFF_FIRST: Duration = Duration::from_secs(1);
+const BACKOFF_CAP: Duration = Duration::from_secs(30);
+/// One that ran so long has recovered: the next backoff is the first again.
+const RECOVERED_AFTER: Duration = Duration::from_secs(60);
+
+/// One run of a task.
+pub type Attempt<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
+
+/// What became of a task in the end.
+#[derive(Debug)]
+pub struct Ended<T> {
+    /// What its last run brought; none: it did not end by the stop.
+    pub last: Option<T>,
+    /// Why there is nothing.
+    pub failed: Option<Failure>,
+    /// How often it was started again.
+    pub restarts: u64,
+}
+
+/// A task under supervision.
+pub struct Supervised<T> {
+    name: String,
+    task: JoinHandle<Ended<T>>,
+}
+
+impl<T> Supervised<T> {
+    /// Waits for its end, which comes after the stop only.
+    pub async fn ended(self) -> Ended<T> {
+        match self.task.await {
+            Ok(ended) => ended,
+            Err(error) => Ended { last: None, failed: Some(told(&self.name, &why(error))), restarts: 0 },
+        }
+    }
+}
+
+/// Runs `first`, and `again` with the number of the restart whenever that ended although nobody asked for a stop.
+pub fn supervise<T: Send + 'static>(
+    name: String,
+    mut stopped: watch::Receiver<bool>,
+    first: Attempt<T>,
+    again: impl Fn(u64) -> Attempt<T> + Send + 'static,
+) -> Supervised<T> {
+    let of = name.clone();
+    let task = tokio::spawn(async move {
+        let mut restarts = 0;
+        let mut backoff = BACKOFF_FIRST;
+        let mut attempt = first;
+        loop {
+            let began = Instant::now();
+            // A task of its own, so that a panic ends nothing else.
+            let ended = tokio::spawn(attempt).await;
+            let stop = *stopped.borrow();
+            let cause = match ended {
+                Ok(Ok(last)) if stop => return Ended { last: Some(last), failed: None, restarts },
+                Ok(Ok(_)) => "it ended by itself".to_owned(),
+                Ok(Err(failure)) => failure.text,
+                Err(error) => why(error),
+            };
+            if stop {
+                tracing::error!("{name} ended at the stop: {cause}");
+                return Ended { last: None, failed: Some(told(&name, &cause)), restarts };
+            }
+            if began.elapsed() >= RECOVERED_AFTER {
+                backoff = BACKOFF_FIRST;
+            }
+            tracing::error!(restarts, "{name} ended: {cause}; starting it again in {backoff:?}");
+            // An error means that the sender is gone, which is a stop too.
+            if tokio::time::timeout(backoff, stopped.wait_for(|stopped| *stopped)).await.is_ok() {
+                return Ended { last: None, failed: Some(told(&name, &cause)), restarts };
+            }
+            restarts += 1;
+            backoff = (backoff * 2).min(BACKOFF_CAP);
+            attempt = again(restarts);
+        }
+    });
+    Supervised { name: of, task }
+}
+
+fn told(name: &str, cause: &str) -> Failure {
+    Failure::new(exit::FAILURE, format!("{name} was not running at the stop: {cause}"))
+}
+
+fn why(error: JoinError) -> String {
+    match error.try_into_panic() {
+        Ok(panic) => format!("it panicked: {}", text_of(panic.as_ref())),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a text".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_ends_or_panics_is_started_again_with_growing_waits_and_stopped_once() {
+        let (stop, stopped) = watch::channel(false);
+        let runs = Arc::new(AtomicU64::new(0));
+        let run = {
+            let (runs, stopped) = (runs.clone(), stopped.clone());
+            move |restart: u64| -> Attempt<u64> {
+                let (runs, mut stopped) = (runs.clone(), stopped.clone());
+                Box::pin(async move {
+                    runs.fetch_add(1, Ordering::SeqCst);
+                    match restart {
+                        0 => panic!("told to panic"),
+                        1 => Err(Failure::new(exit::FAILURE, "told to fail")),
+                        2 => Ok(restart),
+                        _ => {
+                            let _ = stopped.wait_for(|stopped| *stopped).await;
+                            Ok(restart)
+                        }
+                    }
+                })
+            }
+        };
+        let began = Instant::now();
+        let task = supervise("route orders".to_owned(), stopped, run(0), run);
+        while runs.load(Ordering::SeqCst) < 4 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let waited = began.elapsed();
+        assert!(waited >= Duration::from_secs(7) && waited < Duration::from_secs(9), "1 s, 2 s, 4 s: {waited:?}");
+        stop.send(true).unwrap();
+        let ended = task.ended().await;
+        assert_eq!((ended.last, ended.restarts, ended.failed.is_none()), (Some(3), 3, true));
+    }
+}

@@ -1,0 +1,79 @@
+//! What a receiver has seen.
+
+use crate::apply::{End, Fate};
+
+/// What a receiver has seen. Every delivery is counted once under what became of it, and so is every time that a waiting
+/// message was handled.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct ReceiveCounters {
+    /// Had their effect.
+    pub applied: u64,
+    /// Had had it before, or wait in the store already.
+    pub duplicates: u64,
+    /// Not newer than what was handled, and merged.
+    pub merged: u64,
+    /// Not newer than what was handled, and ignored.
+    pub ignored: u64,
+    /// Came too late, and went to the compensation.
+    pub late: u64,
+    /// Versions that were missing when their window ended.
+    pub missing: u64,
+    /// Kept in the store behind another message of their key, or for an application that takes them from there.
+    pub kept: u64,
+    /// Kept in the store for an earlier version.
+    pub early: u64,
+    /// Failed, and kept in the store for another attempt.
+    pub retried: u64,
+    /// Dead, those included that cannot be kept among the messages that wait.
+    pub dead: u64,
+    /// Of a type that nobody handles, and ignored.
+    pub unknown: u64,
+    /// Claims that had lapsed when they were to be settled; nothing was changed.
+    pub lapsed: u64,
+    /// Given back to the broker.
+    pub requeued: u64,
+    /// Not kept, since another process fills the inbox now; the broker delivers them to that one.
+    pub fenced: u64,
+}
+
+impl ReceiveCounters {
+    pub(crate) fn count(&mut self, end: End) {
+        self.missing = self.missing.saturating_add(end.missing);
+        let counter = match end.fate {
+            Fate::Applied => &mut self.applied,
+            Fate::Merged => &mut self.merged,
+            Fate::Ignored => &mut self.ignored,
+            Fate::Compensated => &mut self.late,
+            Fate::Duplicate => &mut self.duplicates,
+            Fate::Unknown => &mut self.unknown,
+            Fate::Kept => &mut self.kept,
+            Fate::Early => &mut self.early,
+            Fate::Retried => &mut self.retried,
+            Fate::Dead => &mut self.dead,
+            Fate::Lost => &mut self.lapsed,
+            Fate::Requeue | Fate::Refused | Fate::Unkept => &mut self.requeued,
+            Fate::Fenced => &mut self.fenced,
+        };
+        *counter += 1;
+    }
+
+    /// Adds what another receiver has seen.
+    pub fn add(&mut self, other: &Self) {
+        let Self { applied, duplicates, merged, ignored, late, missing, kept, early, retried, .. } = other;
+        let Self { dead, unknown, lapsed, requeued, fenced, .. } = other;
+        self.applied += applied;
+        self.duplicates += duplicates;
+        self.merged += merged;
+        self.ignored += ignored;
+        self.late += late;
+        self.missing += missing;
+        self.kept += kept;
+        self.early += early;
+        self.retried += retried;
+        self.dead += dead;
+        self.unknown += unknown;
+        self.lapsed += lapsed;
+        self.requeued += requeued;
+        self.fenced += fenced;
+    }
+}

@@ -1,0 +1,3 @@
+-- Gives an inbox back. $1 consumer, $2 owner, $3 epoch.
+update postroom.inbox_fillers set owner = null, expires_at = clock_timestamp()
+ where consumer = $1 and owner = $2 and epoch = $3

@@ -1,0 +1,4 @@
+-- Renews the lease of a filler; no row: somebody else has taken over. $1 consumer, $2 owner, $3 epoch, $4 milliseconds.
+update postroom.inbox_fillers
+   set lease_ms = $4::bigint, expires_at = clock_timestamp() + $4::bigint * interval '1 millisecond'
+ where consumer = $1 and owner = $2 and epoch = $3
