@@ -190,3 +190,145 @@ fn put_long(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend(u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes());
     out.extend(bytes);
 }
+
+#[cfg(test)]
+mod tests {
+    use lapin::BasicProperties;
+    use lapin::protocol::basic::parse_properties;
+    use lapin::types::AMQPValue;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A payload of `body_size` 5 with all properties: the strings as given, and the table.
+    fn full(text: &[u8], table: &[u8]) -> Vec<u8> {
+        let mut payload = vec![0, 60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0xff, 0xfc];
+        for (_, kind) in &PROPERTIES {
+            match kind {
+                Kind::Short => put_short(&mut payload, text),
+                Kind::Fixed(bytes) => payload.extend(vec![2; *bytes]),
+                Kind::Table => put_long(&mut payload, table),
+            }
+        }
+        payload
+    }
+
+    /// What the client library makes of it.
+    fn read(payload: &[u8]) -> Option<BasicProperties> {
+        let (rest, properties) = parse_properties(&payload[BEFORE_FLAGS..]).ok()?;
+        rest.is_empty().then_some(properties)
+    }
+
+    fn header(properties: &BasicProperties, name: &str) -> Option<String> {
+        match properties.headers().as_ref()?.inner().get(name)? {
+            AMQPValue::LongString(text) => Some(text.to_string()),
+            other => Some(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn what_can_be_read_is_kept_beside_the_reason() {
+        let table = b"\x01aS\0\0\0\x01x\x03\xffbtt\x01\x04deepF\0\0\0\x04\x01\xfft\x01\x01zS\0\0\0\x01y";
+        let payload = full(b"text", table);
+        assert!(!is_readable(&payload) && is_readable(&full(b"text", b"\x01at\x01")));
+        let instead = readable(&payload, 4088).unwrap();
+        assert_eq!(instead[..BEFORE_FLAGS], payload[..BEFORE_FLAGS], "the size of the body");
+        let properties = read(&instead).unwrap();
+        assert_eq!(properties.message_id().as_ref().unwrap().as_str(), "text");
+        assert_eq!(properties.kind().as_ref().unwrap().as_str(), "text");
+        assert_eq!((properties.delivery_mode(), properties.timestamp().is_some()), (&Some(2), true));
+        assert_eq!(header(&properties, "a").as_deref(), Some("x"));
+        assert_eq!(header(&properties, "z").as_deref(), Some("y"));
+        assert!(header(&properties, "\u{fffd}bt").is_some() && header(&properties, "deep").is_none());
+        let reason = header(&properties, UNREADABLE_HEADER).unwrap();
+        assert_eq!(reason, "a header name that is not UTF-8: the table of headers");
+    }
+
+    #[test]
+    fn text_that_is_not_utf8_is_carried_with_replacements_and_told() {
+        let properties = read(&readable(&full(&[0xff; 255], b""), 4088).unwrap()).unwrap();
+        assert_eq!(properties.content_type().as_ref().unwrap().as_str(), "\u{fffd}".repeat(85));
+        let reason = header(&properties, UNREADABLE_HEADER).unwrap();
+        assert_eq!(reason, "text that is not UTF-8: the content type");
+    }
+
+    #[test]
+    fn headers_that_leave_no_room_for_the_reason_are_left_out() {
+        let mut table = b"\x01aS\0\x01\0\0".to_vec();
+        table.extend(vec![b'x'; 0x1_0000]);
+        let fits = readable(&full(b"\xff", &table), 70_000).unwrap();
+        assert!(header(&read(&fits).unwrap(), "a").is_some());
+        let cut = readable(&full(b"\xff", &table), 66_000).unwrap();
+        let properties = read(&cut).unwrap();
+        assert!(header(&properties, "a").is_none() && header(&properties, UNREADABLE_HEADER).is_some());
+    }
+
+    #[test]
+    fn a_senders_own_mark_arrives_under_another_name() {
+        let mut table = Vec::new();
+        put_short(&mut table, UNREADABLE_HEADER.as_bytes());
+        table.extend(b"S\0\0\0\x06forged");
+        let properties = read(&readable(&full(b"text", &table), 4088).unwrap()).unwrap();
+        assert_eq!(header(&properties, UNREADABLE_HEADER), None);
+        assert_eq!(header(&properties, &escaped(UNREADABLE_HEADER)).as_deref(), Some("forged"));
+    }
+
+    /// Bytes near to what a sender may write: right in most places.
+    fn payloads() -> impl Strategy<Value = Vec<u8>> {
+        let text = prop_oneof![4 => "[a-zé]{0,9}".prop_map(String::into_bytes), 1 => prop::collection::vec(any::<u8>(), 0..255)];
+        let leaf = prop_oneof![
+            Just(b"V".to_vec()),
+            any::<[u8; 1]>().prop_map(|bytes| [b"t".as_slice(), &bytes].concat()),
+            any::<[u8; 8]>().prop_map(|bytes| [b"l".as_slice(), &bytes].concat()),
+            "[a-z]{0,9}".prop_map(|text| [b"S\0\0\0".as_slice(), &[text.len() as u8], text.as_bytes()].concat()),
+        ];
+        let value = leaf.prop_recursive(20, 64, 3, |inner| {
+            (any::<bool>(), prop::collection::vec(inner, 0..3)).prop_map(|(array, values)| {
+                let mut content = Vec::new();
+                for value in values {
+                    content.extend(if array { &b""[..] } else { &b"\x01n"[..] });
+                    content.extend(value);
+                }
+                let mut whole = vec![if array { b'A' } else { b'F' }];
+                put_long(&mut whole, &content);
+                whole
+            })
+        });
+        let table = prop::collection::vec((text.clone(), value), 0..4).prop_map(|fields| {
+            let mut table = Vec::new();
+            for (name, value) in fields {
+                put_short(&mut table, &name);
+                table.extend(value);
+            }
+            table
+        });
+        let flip = (any::<prop::sample::Index>(), any::<u8>());
+        (text, table, prop::collection::vec(flip, 0..3)).prop_map(|(text, table, flips)| {
+            let mut payload = full(&text, &table);
+            for (index, byte) in flips {
+                let length = payload.len();
+                payload[index.index(length)] = byte;
+            }
+            payload
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_client_library_reads_whatever_is_handed_on(payload in payloads()) {
+            if is_readable(&payload) {
+                prop_assert!(read(&payload).is_some());
+            }
+            let instead = readable(&payload, 4088).unwrap();
+            prop_assert!(instead.len() <= 4088 && read(&instead).is_some());
+        }
+
+        #[test]
+        fn arbitrary_bytes_are_no_danger(payload in prop::collection::vec(any::<u8>(), 0..300)) {
+            if let Some(instead) = readable(&payload, 4088) {
+                prop_assert!(read(&instead).is_some());
+            }
+            prop_assert!(!is_readable(&payload) || read(&payload).is_some());
+        }
+    }
+}

@@ -279,3 +279,160 @@ fn with_lossy_names(payload: &[u8], arguments: &[Argument]) -> Vec<u8> {
     }
     method
 }
+
+#[cfg(test)]
+mod tests {
+    use lapin::protocol::parse_class;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn frame(kind: u8, channel: u16, payload: &[u8]) -> Vec<u8> {
+        let mut frame = vec![kind];
+        frame.extend(channel.to_be_bytes());
+        frame.extend((payload.len() as u32).to_be_bytes());
+        frame.extend(payload);
+        frame.push(FRAME_END);
+        frame
+    }
+
+    /// What comes out of a new fence, or the refusal.
+    fn passed(bytes: &[u8]) -> Result<Vec<u8>, String> {
+        let mut out = Vec::new();
+        Fence::new(FRAME_MAX_DEFAULT).feed(bytes, &mut out).map(|()| out).map_err(|refusal| refusal.to_string())
+    }
+
+    fn deliver(routing_key: &[u8]) -> Vec<u8> {
+        let mut method = b"\0\x3c\0\x3c\x04ctag\0\0\0\0\0\0\0\x07\0\x08exchange".to_vec();
+        put_short(&mut method, routing_key);
+        frame(METHOD, 1, &method)
+    }
+
+    fn start(table: &[u8]) -> Vec<u8> {
+        let mut method = vec![0, 10, 0, 10, 0, 9];
+        method.extend((table.len() as u32).to_be_bytes());
+        method.extend(table);
+        method.extend(b"\0\0\0\x05PLAIN\0\0\0\x05en_US");
+        frame(METHOD, 0, &method)
+    }
+
+    fn tune(frame_max: u32) -> Vec<u8> {
+        let size = frame_max.to_be_bytes();
+        frame(METHOD, 0, &[&[0, 10, 0, 30, 7, 255], &size[..], &[0, 60]].concat())
+    }
+
+    /// One of each kind of frame that a broker sends, as it should be.
+    fn traffic(body: &[u8]) -> Vec<u8> {
+        let properties = b"\0\x3c\0\0\0\0\0\0\0\0\0\x05\xa0\0\x0atext/plain\0\0\0\x04\x01at\x01";
+        let mut traffic = start(b"\x07productS\0\0\0\x08RabbitMQ");
+        traffic.extend(tune(FRAME_MAX_DEFAULT));
+        traffic.extend(frame(METHOD, 0, b"\0\x0a\0\x29\0"));
+        traffic.extend(frame(HEARTBEAT, 0, b""));
+        traffic.extend(frame(METHOD, 1, b"\0\x14\0\x0b\0\0\0\0"));
+        traffic.extend(frame(METHOD, 1, b"\0\x3c\0\x50\0\0\0\0\0\0\0\x01\x01"));
+        traffic.extend(deliver("schön".as_bytes()));
+        traffic.extend(frame(HEADER, 1, properties));
+        traffic.extend(frame(BODY, 1, body));
+        traffic.extend(frame(METHOD, 0, b"\0\x0a\0\x3c\x03low"));
+        traffic
+    }
+
+    #[test]
+    fn names_that_are_not_utf8_get_replacements_and_right_lengths() {
+        let out = passed(&deliver(b"a\xffb")).unwrap();
+        assert_eq!(out, deliver("a\u{fffd}b".as_bytes()));
+        let close = |text: &[u8]| {
+            let mut method = vec![0, 10, 0, 50, 1, 64];
+            put_short(&mut method, text);
+            method.extend([0, 60, 0, 40]);
+            frame(METHOD, 0, &method)
+        };
+        assert_eq!(passed(&close(b"\xc3(")).unwrap(), close("\u{fffd}(".as_bytes()));
+    }
+
+    #[test]
+    fn a_frame_size_of_zero_or_above_ours_becomes_ours() {
+        assert_eq!(passed(&tune(0)).unwrap(), tune(FRAME_MAX_DEFAULT));
+        assert_eq!(passed(&tune(u32::MAX)).unwrap(), tune(FRAME_MAX_DEFAULT));
+        assert_eq!(passed(&tune(8192)).unwrap(), tune(8192));
+    }
+
+    #[test]
+    fn what_cannot_be_handed_on_is_refused_in_words() {
+        let mut nested = Vec::new();
+        for _ in 0..1000 {
+            let mut outer = b"\x01aF".to_vec();
+            outer.extend((nested.len() as u32).to_be_bytes());
+            outer.extend(&nested);
+            nested = outer;
+        }
+        let refused = |bytes: &[u8], words: &str| {
+            let refusal = passed(bytes).unwrap_err();
+            assert!(refusal.contains(words), "{refusal}");
+        };
+        refused(&start(&nested), "connection.start (10.10) with tables nested deeper than 16 levels");
+        refused(&start(b"\x01\xfft\x01"), "not UTF-8");
+        refused(&frame(METHOD, 0, &[0, 50, 0, 10]), "50.10, which no broker sends");
+        refused(&frame(METHOD, 1, b"\0\x3c\0\x50\0"), "lengths that do not add up");
+        refused(&frame(HEADER, 1, b"\0\x3c"), "without the size of its body");
+        refused(b"HTTP/1.1 400 Bad Request\r\n", "no AMQP frame");
+        refused(b"\x01\0\0\xff\xff\xff\xff", "the limit is 131072");
+        let mut torn = frame(BODY, 1, b"hello");
+        *torn.last_mut().unwrap() = 0;
+        refused(&torn, "does not end where it should");
+        assert_eq!(passed(b"AMQP\0\0\x09\x01").unwrap(), b"AMQP\0\0\x09\x01", "another version is the library's to tell");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_right_passes_byte_for_byte_in_pieces_of_any_size(
+            body in prop::collection::vec(any::<u8>(), 0..2000),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..40),
+        ) {
+            let traffic = traffic(&body);
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(traffic.len())).collect();
+            cuts.extend([0, traffic.len()]);
+            cuts.sort_unstable();
+            let mut fence = Fence::new(FRAME_MAX_DEFAULT);
+            let mut out = Vec::new();
+            for piece in cuts.windows(2) {
+                fence.feed(&traffic[piece[0]..piece[1]], &mut out).unwrap();
+            }
+            prop_assert_eq!(out, traffic);
+        }
+
+        #[test]
+        fn arbitrary_bytes_neither_panic_nor_take_memory_without_end(
+            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..600), 1..20),
+            right_before in any::<bool>(),
+        ) {
+            let mut fence = Fence::new(FRAME_MAX_MIN);
+            let mut bytes = if right_before { traffic(b"hello") } else { Vec::new() };
+            for piece in pieces {
+                bytes.extend(&piece);
+                let mut out = Vec::new();
+                let refused = fence.feed(&bytes, &mut out).is_err();
+                let frame_max = FRAME_MAX_MIN as usize;
+                prop_assert!(fence.partial.len() <= frame_max && out.len() <= 3 * (bytes.len() + frame_max));
+                if refused {
+                    break;
+                }
+                bytes.clear();
+            }
+        }
+
+        #[test]
+        fn the_client_library_reads_every_method_that_is_handed_on(
+            class in prop::sample::select(vec![10u16, 20, 30, 40, 50, 60, 85, 90]),
+            method in 0u16..130,
+            mut rest in prop::collection::vec(prop_oneof![3 => 0u8..4, 1 => any::<u8>()], 0..40),
+        ) {
+            let mut payload = [class.to_be_bytes(), method.to_be_bytes()].concat();
+            payload.append(&mut rest);
+            if let Ok(out) = passed(&frame(METHOD, 1, &payload)) {
+                let handed_on = &out[FRAME_HEAD..out.len() - 1];
+                prop_assert!(parse_class(handed_on).is_ok_and(|(rest, _)| rest.is_empty()), "{handed_on:?}");
+            }
+        }
+    }
+}
