@@ -78,7 +78,7 @@ async fn what_the_sink_sent_the_subscription_reads() {
         queue: format!("q-{}", options.exchange),
         bind: vec![Binding::new(&options.exchange, "#")],
         prefetch: 10,
-    });
+    }).unwrap();
     subscription.connect().await.unwrap();
     let sink = RabbitmqSink::new(options).unwrap();
     let sent = Message::new("orders", "order.placed", vec![0u8, 255])
@@ -223,7 +223,7 @@ async fn sink_and_subscription_recover_after_the_broker_was_killed() {
         queue: "q".to_owned(),
         bind: vec![Binding::new(&options.exchange, "#")],
         prefetch: 10,
-    });
+    }).unwrap();
     subscription.connect().await.unwrap();
     let sink = RabbitmqSink::new(options).unwrap();
     let message = Message::new("t", "k", "x");
