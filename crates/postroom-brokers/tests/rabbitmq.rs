@@ -86,7 +86,9 @@ async fn what_the_sink_sent_the_subscription_reads() {
         .aggregate("order", "o-1", 7)
         .tenant("t-1")
         .content_type("application/x")
-        .header("h", "v");
+        .header("h", "v")
+        .header("tenant-id", "of its own, and not the tenant")
+        .header("postroom-header-tenant-id", "with a name that is taken as well");
     assert_eq!(verdict(&sink, &sent).await, Verdict::Stored);
     let first = subscription.receive().await.unwrap();
     assert!(!first.redelivered);
