@@ -12,7 +12,9 @@ use postroom_testkit::surroundings;
 
 fn subscription(queue: &str) -> RabbitmqSubscription {
     let (url, queue) = (surroundings::rabbitmq_url(), queue.to_owned());
-    RabbitmqSubscription::new(RabbitmqSubscriptionOptions { url, queue, bind: Vec::new(), prefetch: 10 }).exclusive()
+    RabbitmqSubscription::new(RabbitmqSubscriptionOptions { url, queue, bind: Vec::new(), prefetch: 10 })
+        .unwrap()
+        .exclusive()
 }
 
 async fn queue_of_two(arguments: FieldTable) -> String {

@@ -23,6 +23,9 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         Some(name) => format!("{name}/{unique}"),
         None => format!("{}/{}/{unique}", host(), std::process::id()),
     };
+    for inbox in &config.inboxes {
+        inbox.from.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;
+    }
     let (stop, stopped) = watch::channel(false);
     // From here on a signal is a stop; before the lanes are taken it ends at once.
     wait_for_signals(stop)?;
@@ -53,7 +56,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         let stop = stopped.clone();
         let fill = move |_| -> Attempt<ReceiveCounters> {
             let (inbox, from) = (&config.inboxes[index], config.inboxes[index].from.clone());
-            let subscribe = move || Ok(from.open());
+            let subscribe = move || from.open().map_err(postroom::BoxError::from);
             let (consumer, lease) = (inbox.consumer.clone(), config.relay.lease);
             let filling = store.fill_inbox(subscribe, consumer, owner.clone(), lease, stop_of(stop.clone()));
             Box::pin(async move { filling.await.map_err(|error| Failure::of(exit::FAILURE, &error)) })
