@@ -1,6 +1,7 @@
 //! The project's own chores: `cargo xtask <command>`.
 
 mod bench;
+mod bugs;
 mod chaos;
 mod examples;
 mod failure;

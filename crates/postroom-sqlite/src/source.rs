@@ -286,7 +286,7 @@ impl Inner {
         self.next_token += 1;
         let (id, key) = (message.id, message.ordering_key().map(str::to_owned));
         self.out.insert(token, Out { seq, id, key, read });
-        Delivery { token, lane: LANE, origin, attempts, scheduled, behind, deaths: 0, unreadable, message }
+        Delivery { token, lane: LANE, origin, attempts, scheduled, behind, deaths: 0, doubts: 0, unreadable, message }
     }
 
     fn claim(&mut self, want: Want) -> Result<Claimed, rusqlite::Error> {

@@ -1,6 +1,7 @@
 //! Publishing: a few channels take turns, each with a barrier of confirms a batch.
 
 use std::collections::HashMap;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,6 +22,8 @@ pub struct RabbitmqSink {
     exchange: ShortString,
     turns: Semaphore,
     pool: Mutex<Pool>,
+    /// Of the connection in the pool, to be looked at without waiting for it.
+    status: std::sync::Mutex<Option<ConnectionStatus>>,
 }
 
 /// The connection and its idle channels. A channel is taken out while a batch is on it: one that a cancelled or failed
@@ -66,7 +69,13 @@ impl RabbitmqSink {
         options.check()?;
         let exchange = ShortString::try_new(options.exchange.as_str())
             .map_err(|error| OpenSinkError { kind: "rabbitmq", problem: error.to_string() })?;
-        Ok(Self { turns: Semaphore::new(options.channels), exchange, options, pool: Mutex::default() })
+        Ok(Self {
+            turns: Semaphore::new(options.channels),
+            exchange,
+            options,
+            pool: Mutex::default(),
+            status: Default::default(),
+        })
     }
 
     fn unavailable(&self, error: impl Into<postroom::BoxError>) -> Unavailable {
@@ -77,11 +86,17 @@ impl RabbitmqSink {
         Duration::from_secs(self.options.publish_deadline_seconds)
     }
 
+    fn no_answer(&self) -> String {
+        format!("no answer within {} s", self.deadline().as_secs())
+    }
+
     async fn channel(&self) -> Result<(Channel, ConnectionStatus), Unavailable> {
         let mut pool = self.pool.lock().await;
         if pool.connection.as_ref().is_none_or(|connection| !connection.status().connected()) {
             pool.idle.clear();
-            pool.connection = Some(connect(&self.options.url, "postroom relay").await?);
+            let connection = connect(&self.options.url, "postroom relay").await?;
+            *self.status.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.status().clone());
+            pool.connection = Some(connection);
         }
         let Pool { connection: Some(connection), idle } = &mut *pool else {
             return Err(self.unavailable("no connection"));
@@ -92,12 +107,12 @@ impl RabbitmqSink {
                 return Ok((channel, status));
             }
         }
-        let opened = tokio::time::timeout(self.deadline(), self.open_channel(connection)).await;
-        let opened = opened.map_err(|elapsed| self.unavailable(elapsed))?;
+        let opened = self.in_time(&status, self.open_channel(connection)).await;
+        let opened = opened.ok_or_else(|| self.unavailable(self.no_answer()))?;
         Ok((opened.map_err(|error| self.unavailable(error))?, status))
     }
 
-    /// What `publishing` brings within the deadline. While an alarm of the broker (memory, disk) keeps the connection blocked the
+    /// What publishing, or opening a channel for it, brings within the deadline. While an alarm of the broker (memory, disk) keeps the connection blocked the
     /// deadline starts anew: nothing is sent meanwhile and nothing is lost by waiting, whereas a new connection would be blocked
     /// too, and what this one had sent before would be stored twice.
     async fn in_time<T>(&self, connection: &ConnectionStatus, publishing: impl Future<Output = T>) -> Option<T> {
@@ -214,8 +229,7 @@ impl Sink for RabbitmqSink {
             // Whatever was confirmed in time is unknown too: a return may still have been on its way. Nobody may use the
             // connection any more; a broker that does not answer for so long is as good as gone.
             self.pool.lock().await.connection = None;
-            let elapsed = format!("no answer within {} s", self.deadline().as_secs());
-            return Err(self.unavailable(elapsed));
+            return Err(self.unavailable(self.no_answer()));
         };
         let mut answered = false;
         let mut last_error = None;
@@ -265,6 +279,15 @@ impl Sink for RabbitmqSink {
         let (channel, _) = self.channel().await?;
         self.pool.lock().await.idle.push(channel);
         Ok(())
+    }
+
+    fn blocked(&self) -> Option<String> {
+        let status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let blocked = status.as_ref().is_some_and(|status| status.connected() && status.blocked());
+        blocked.then(|| {
+            let url = redact_url(&self.options.url);
+            format!("RabbitMQ at {url} has blocked this connection (a memory or disk alarm)")
+        })
     }
 
     async fn close(&self) {

@@ -6,6 +6,7 @@ mod adapters;
 mod bytes;
 mod changed;
 mod contract;
+mod deaths;
 mod leases;
 mod log_source;
 mod migrations;

@@ -2,26 +2,27 @@
 //!
 //! `sql/claim.sql` says how rows are found, `position.rs` how positions move, `record.rs` what is written.
 
+mod upkeep;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Claimed, Delivery, OnDead, Order, Report, Settled, Settlement, Source, Standing, StoreError, Token, TopicFilter,
-    Want, crash_point,
+    Claimed, Delivery, Noted, OnDead, Order, Outcome, Report, Settled, Settlement, Source, Standing, StoreError, Token,
+    TopicFilter, Want, crash_point,
 };
 use tokio_postgres::types::ToSql;
 
-use crate::connect::{Connector, behind_a_pooler};
+use crate::connect::Connector;
 use crate::lanes::Lanes;
 use crate::link::{Link, Server};
-use crate::migrate::schema_version;
 use crate::position::{CatchUp, astray_bounds};
 use crate::record::{self, Record};
 use crate::row::{self, Granted, ParkedRow, Read};
 use crate::seeded::unless;
-use crate::watch::{Seen, Watch};
+use crate::watch::Watch;
 
 /// Followers of one parked head that are claimed with it.
 const FOLLOWERS_MAX: i64 = 200;
@@ -89,10 +90,19 @@ pub struct LogSource {
     watch: Mutex<Watch>,
     /// A read found rows that no read would look for again.
     astray: AtomicBool,
-    /// The delivery that travels alone now, with its lane and seq.
-    marked: Mutex<Option<(Token, i16, i64)>>,
+    /// The delivery that travels alone now.
+    marked: Mutex<Option<Marked>>,
     /// One write of positions at a time: an older one must not come after a newer.
     position_turn: tokio::sync::Mutex<()>,
+}
+
+/// A delivery noted in `postroom.suspects`.
+#[derive(Clone)]
+struct Marked {
+    token: Token,
+    lane: i16,
+    epoch: i64,
+    seq: i64,
 }
 
 impl LogSource {
@@ -126,82 +136,6 @@ impl LogSource {
         self.state().reads
     }
 
-    async fn register(&self) -> Result<(), StoreError> {
-        let generation = self.server.generation();
-        let (version, missing, cache) = self
-            .durable
-            .call(generation, "look at the schema", async |session| {
-                let sql = "select (select max(number) from postroom.migrations), postroom.missing_indexes(), s.seqcache
-                             from pg_sequence s where s.seqrelid = 'postroom.outbox_seq_seq'::regclass";
-                let row = session.client.query_one(sql, &[]).await?;
-                Ok((row.get::<_, Option<i32>>(0), row.get::<_, Vec<String>>(1), row.get::<_, i64>(2)))
-            })
-            .await?;
-        let version = version.unwrap_or_default();
-        if version < schema_version() {
-            return Err(StoreError::Schema {
-                problem: format!("it is at version {version}, and this program needs version {}", schema_version()),
-                hint: "run `postroom migrate` on this database",
-            });
-        }
-        if !missing.is_empty() {
-            return Err(StoreError::Schema {
-                problem: format!("it is not whole: missing {}", missing.join(", ")),
-                hint: "finish the restore that made it, or run `postroom migrate` on an empty database",
-            });
-        }
-        if cache != 1 {
-            return Err(StoreError::Schema {
-                problem: format!("postroom.outbox_seq_seq caches {cache} values a session, which would lose messages"),
-                hint: "run `alter sequence postroom.outbox_seq_seq cache 1` and reconnect the writers",
-            });
-        }
-        self.mend_if(generation, "postroom.positions_are_foreign()").await?;
-        self.register_route(self.server.generation()).await
-    }
-
-    async fn register_route(&self, generation: u64) -> Result<(), StoreError> {
-        let LogSourceOptions { route, topics, owner, order, on_dead, .. } = &self.options;
-        let given = topics.patterns();
-        let from_now = self.options.start_at == StartAt::Now;
-        let now = self
-            .durable
-            .call(generation, "register the route", async |session| {
-                // The checkpoint commits first, so that its id is older than the snapshot that the lanes start from.
-                let floor: i64 =
-                    session.client.query_one("select floor_seq from postroom.checkpoint()", &[]).await?.get(0);
-                let sql =
-                    "select topics_now, ordering_now, on_dead_now from postroom.register_route($1, $2, $3, $4, $5)";
-                let parameters: [&(dyn ToSql + Sync); 5] = [route, &given, &order.as_str(), &on_dead.as_str(), owner];
-                let row = session.client.query_one(sql, &parameters).await?;
-                if cfg!(seeded_bug = "the_last_one_started_decides_topics") {
-                    let sql = "update postroom.routes set topics = $2 where name = $1";
-                    session.client.execute(sql, &[route, &given]).await?;
-                }
-                let now: (Vec<String>, String, String) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-                if from_now {
-                    let sql = include_str!("sql/register_lanes_now.sql");
-                    session.client.execute(sql, &[route, &floor]).await?;
-                } else {
-                    session.client.execute(include_str!("sql/register_lanes_oldest.sql"), &[route]).await?;
-                }
-                Ok(now)
-            })
-            .await?;
-        let (topics_now, order_now, on_dead_now) = now;
-        let more: Vec<&String> =
-            topics_now.iter().filter(|topic| !given.contains(topic) && !given.iter().any(|own| own == "*")).collect();
-        if !more.is_empty() || order_now != order.as_str() || on_dead_now != on_dead.as_str() {
-            let topics = topics_now.join(", ");
-            tracing::warn!(
-                %route, %topics, order = %order_now, on_dead = %on_dead_now,
-                "the route has other settings than this relay's configuration, and they are what counts: a relay that starts \
-                 only adds topics and makes order and on_dead stricter. `postroom routes set` changes them"
-            );
-        }
-        Ok(())
-    }
-
     /// Puts back what the relays before had queued up in lanes that were taken just now.
     async fn unread(&self, generation: u64, granted: &[Granted]) -> Result<(), StoreError> {
         let taken = granted.iter().filter(|granted| !granted.kept);
@@ -211,7 +145,7 @@ impl LogSource {
         }
         self.leases
             .call(generation, "take lanes over", async |session| {
-                let sql = include_str!("sql/unread.sql");
+                let sql = include_str!("../sql/unread.sql");
                 session.client.execute(sql, &[&self.options.route, &lanes, &epochs, &self.options.owner]).await
             })
             .await
@@ -222,96 +156,11 @@ impl LogSource {
         let (lanes, epochs): (Vec<i16>, Vec<i64>) = lanes.iter().map(|(lane, epoch)| (*lane as i16, *epoch)).unzip();
         self.leases
             .call(generation, "give lanes back", async |session| {
-                let sql = include_str!("sql/release.sql");
+                let sql = include_str!("../sql/release.sql");
                 session.client.execute(sql, &[&self.options.route, &lanes, &epochs, &self.options.owner]).await
             })
             .await
             .map(drop)
-    }
-
-    /// Runs postroom.mend() if `condition` holds. What it changes makes everything worthless that was learnt before.
-    async fn mend_if(&self, generation: u64, condition: &'static str) -> Result<(), StoreError> {
-        // It may rewrite a large outbox: on a link of its own, without our usual deadlines.
-        let link = Link::new(self.connector.clone(), self.server.clone(), "").call_timeout(Duration::MAX);
-        let mended = link
-            .call(generation, "put the positions right after the database was changed", async |session| {
-                let tx = session.client.transaction().await?;
-                let needed = tx.query_one(&format!("select {condition}"), &[]).await?.try_get::<_, Option<bool>>(0)?;
-                if needed == Some(false) {
-                    return Ok("nothing".to_owned());
-                }
-                tx.batch_execute("set local statement_timeout = 0; set local lock_timeout = 0").await?;
-                let mended = tx.query_one("select postroom.mend()", &[]).await?.try_get::<_, String>(0)?;
-                tx.commit().await?;
-                Ok(mended)
-            })
-            .await?;
-        let what = match mended.as_str() {
-            "rebased" => "the database or its outbox was restored or replaced: positions were re-based",
-            "sequence" => {
-                "the sequence of the outbox had gone back: it was set forward, and what hid below got new places"
-            }
-            _ => return Ok(()),
-        };
-        tracing::warn!(route = %self.options.route, "{what}; nothing was passed over, some messages may be sent again");
-        self.server.forget();
-        Ok(())
-    }
-
-    /// Looks whether the tables are still those that we know, and puts right what is not; learns what the route is now and
-    /// which other relays are silent. Before anything is renewed or taken.
-    async fn look_around(&self) -> Result<Seen, StoreError> {
-        let generation = self.server.generation();
-        let astray = self.astray.load(Ordering::Relaxed);
-        let (route, owner) = (&self.options.route, &self.options.owner);
-        let (row, backend) = self
-            .leases
-            .call(generation, "look at the route", async |session| {
-                let statement = session.prepared(include_str!("sql/watch.sql")).await?;
-                Ok((session.client.query_opt(&statement, &[route, owner]).await?, session.backend))
-            })
-            .await?;
-        let seen = row.as_ref().map(Seen::of).transpose()?;
-        if seen.as_ref().is_some_and(|seen| seen.backend != backend) {
-            return Err(behind_a_pooler());
-        }
-        match seen {
-            Some(mut seen) if seen.at_home && !seen.sequence_behind && !astray => {
-                if !seen.registered {
-                    tracing::warn!(%route, "the route was deleted from the database; it is registered again");
-                    self.register_route(generation).await?;
-                }
-                let news = self.watch.lock().unwrap_or_else(PoisonError::into_inner).look(&seen);
-                if news.another_incarnation {
-                    // Another relay has put the positions right.
-                    self.server.forget();
-                }
-                if news.clock_went_back {
-                    self.reset_waits(self.server.generation()).await?;
-                }
-                seen.silent = news.silent;
-                Ok(seen)
-            }
-            _ => {
-                // The settings may be missing while a restore is under way; mend() says so.
-                self.mend_if(generation, "true").await?;
-                self.astray.store(false, Ordering::Relaxed);
-                Err(StoreError::Busy { what: "renew the lease", source: "positions had to be put right first".into() })
-            }
-        }
-    }
-
-    async fn reset_waits(&self, generation: u64) -> Result<(), StoreError> {
-        let waits = self
-            .leases
-            .call(generation, "shorten waits after the clock went back", async |session| {
-                session.client.execute(include_str!("sql/reset_waits.sql"), &[&self.options.route]).await
-            })
-            .await?;
-        if waits > 0 {
-            tracing::warn!(route = %self.options.route, waits, "the database's clock went back; waits were shortened by as much");
-        }
-        Ok(())
     }
 
     /// What we know of our lanes, as long as the server is the one that told us.
@@ -338,11 +187,6 @@ impl LogSource {
             Err(error) if claimed.deliveries.is_empty() => return Err(error),
             Err(error) => tracing::warn!(%error, "fresh messages could not be claimed"),
         }
-        if want.alone
-            && let Some(delivery) = claimed.deliveries.first_mut()
-        {
-            delivery.deaths = self.mark_alone(delivery).await;
-        }
         let mut state = self.state();
         // A lane may have been lost since its rows were taken in.
         claimed.deliveries.retain(|delivery| state.out_of(delivery.token).is_some());
@@ -355,55 +199,39 @@ impl LogSource {
         Ok(claimed)
     }
 
-    /// Notes the one delivery that will be in flight; how many relays died over it before.
-    async fn mark_alone(&self, delivery: &Delivery) -> u32 {
-        let (out, generation) = {
-            let state = self.state();
-            (state.out_of(delivery.token).map(|out| (out.lane as i16, out.epoch, out.seq)), state.generation)
+    /// Takes the note off the message that travelled alone, if it is settled or, with none, if nothing can be published: a relay
+    /// that dies now did not die over it. What is through is forgotten.
+    async fn unmark(&self, link: &Link, settlements: Option<&[Settlement]>) {
+        let of = |marked: &Marked| {
+            let settlement = settlements?.iter().find(|settlement| settlement.token == marked.token)?;
+            Some(matches!(settlement.outcome, Outcome::Done | Outcome::Dead { .. }))
         };
-        let Some((lane, epoch, seq)) = out else { return 0 };
-        let marked = self
-            .durable
-            .call(generation, "note the message that travels alone", async |session| {
-                let sql = include_str!("sql/mark_alone.sql");
-                session.client.query_opt(sql, &[&self.options.route, &lane, &epoch, &self.options.owner, &seq]).await
-            })
-            .await;
-        *self.marked.lock().unwrap_or_else(PoisonError::into_inner) = Some((delivery.token, lane, seq));
-        match marked {
-            Ok(row) => row.map_or(0, |row| row.get::<_, i32>(0).max(0) as u32),
-            Err(error) => {
-                // It goes out all the same; only its culprit would be found later.
-                tracing::warn!(%error, "a message that travels alone could not be noted");
-                0
-            }
-        }
-    }
-
-    /// What travelled alone is settled: a relay that dies now did not die over it.
-    async fn unmark(&self, settlements: &[Settlement]) {
-        let marked = {
+        let (marked, through) = {
             let mut marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
-            let settled = |(token, ..): &(Token, i16, i64)| settlements.iter().any(|one| one.token == *token);
-            marked.take_if(|marked| settled(marked))
+            match (settlements, marked.as_ref().and_then(of)) {
+                (None, _) => (marked.clone(), false),
+                (Some(_), None) => return,
+                (Some(_), Some(through)) => (marked.take(), through),
+            }
         };
-        let Some((_, lane, seq)) = marked else { return };
+        let Some(Marked { lane, epoch, seq, .. }) = marked else { return };
         let generation = self.state().generation;
-        let unmarked = self
-            .durable
-            .call(generation, "note that a message is through", async |session| {
-                let sql = "update postroom.suspects set alone = false where route = $1 and lane = $2 and seq = $3";
-                session.client.execute(sql, &[&self.options.route, &lane, &seq]).await
+        let unmarked = link
+            .call(generation, "take the note off a message", async |session| {
+                let (route, owner) = (&self.options.route, &self.options.owner);
+                let sql = include_str!("../sql/unmark.sql");
+                session.client.execute(sql, &[route, &lane, &epoch, owner, &seq, &through]).await
             })
             .await;
         if let Err(error) = unmarked {
-            tracing::debug!(%error, "the mark of a message stays until the next one is marked");
+            tracing::debug!(%error, "the note about a message stays until the next one is noted");
         }
     }
 
     async fn claim_fresh(&self, want: Want) -> Result<(Vec<Delivery>, bool), StoreError> {
         let (asked, checkpoint, generation) = {
             let mut state = self.state();
+            // Alone, the oldest of all lanes is next: what killed the relay before is among the first.
             let messages = if want.alone { usize::MAX / 2 } else { want.messages };
             let unbounded = cfg!(seeded_bug = "one_lane_takes_every_place");
             let lane_max = if want.alone { 1 } else { want.lane_messages_max };
@@ -433,7 +261,7 @@ impl LogSource {
             .claims
             .call(generation, "claim messages", async |session| {
                 let mark = session.prepared("select floor_seq, xid::text from postroom.checkpoint()").await?;
-                let sql = include_str!("sql/claim.sql");
+                let sql = include_str!("../sql/claim.sql");
                 let barrier = "f.seq > h.seq and f.xid < pg_snapshot_xmin(pg_current_snapshot())";
                 let sql = unless(cfg!(seeded_bug = "xmin_barrier"), sql, "f.seq > h.seq", barrier);
                 let twice = cfg!(seeded_bug = "reads_again_what_was_parked");
@@ -476,9 +304,8 @@ impl LogSource {
             let source = format!("{what}; it is put right at the next renewal").into();
             return Err(StoreError::Busy { what: "claim messages", source });
         }
-        if want.alone {
-            read.keep_first(&mut asked);
-        }
+        let places = if want.alone { 1 } else { want.messages };
+        let left_out = if places < asked.len() { read.keep_first(places, &mut asked) } else { Vec::new() };
         let mark = mark.as_ref().map(row::checkpoint).transpose()?;
         let mut state = self.state();
         if state.generation != generation {
@@ -487,7 +314,9 @@ impl LogSource {
         if let Some((seq, xid)) = mark {
             state.floors.checkpoint(seq, xid);
         }
-        Ok(state.take_in(asked, read))
+        state.have_more(&left_out);
+        let (deliveries, more) = state.take_in(asked, read);
+        Ok((deliveries, more || !left_out.is_empty()))
     }
 
     async fn claim_parked(&self, want: Want) -> Result<Vec<Delivery>, StoreError> {
@@ -503,7 +332,7 @@ impl LogSource {
         let rows = self
             .claims
             .call(generation, "claim parked messages", async |session| {
-                let sql = include_str!("sql/claim_parked.sql");
+                let sql = include_str!("../sql/claim_parked.sql");
                 let early = cfg!(seeded_bug = "parked_ones_go_before_they_are_due");
                 let sql = unless(early, sql, "p.due_at <= clock_timestamp()", "p.due_at is not null");
                 let overtakes = cfg!(seeded_bug = "follower_overtakes_a_second_head");
@@ -571,21 +400,27 @@ impl Source for LogSource {
         let rows = self
             .leases
             .call(generation, "renew the lease", async |session| {
-                let sql = include_str!("sql/renew.sql");
+                let sql = include_str!("../sql/renew.sql");
                 let deathless = cfg!(seeded_bug = "deaths_are_not_counted");
-                let sql = unless(deathless, sql, "s.deaths + 1", "s.deaths");
+                let sql = unless(deathless, sql, "s.deaths + s.proven::int", "s.deaths");
+                let idle = cfg!(seeded_bug = "idle_deaths_are_counted");
+                let sql = unless(idle, sql, "l.catch_up_seq is not null", "true");
                 let inlined = cfg!(seeded_bug = "renewal_loses_lanes_that_are_being_written");
                 let sql = unless(inlined, sql, "mine as materialized", "mine as");
                 let statement = session.prepared(sql).await?;
                 let (route, owner) = (&self.options.route, &self.options.owner);
-                let Report { sink_down, survived, .. } = report;
+                let Report { sink_down, sink_blocked, survived } = report;
+                let trouble = sink_down.as_ref().or(sink_blocked.as_ref());
                 let parameters: [&(dyn ToSql + Sync); 8] =
-                    [route, owner, &lanes, &epochs, &lease_ms, sink_down, survived, &seen.silent];
+                    [route, owner, &lanes, &epochs, &lease_ms, &trouble, survived, &seen.silent];
                 session.client.query(&statement, &parameters).await
             })
             .await?;
         crash_point("renew.after");
         let (share, granted) = Granted::all(&rows)?;
+        if report.sink_blocked.is_some() {
+            self.unmark(&self.leases, None).await;
+        }
         // Until this has worked the lanes are not ours as far as we know; they are taken again with the next renewal.
         self.unread(generation, &granted).await?;
         {
@@ -612,6 +447,27 @@ impl Source for LogSource {
         let claimed = self.claim_all(want).await;
         self.state().end_claim();
         claimed
+    }
+
+    async fn note(&self, token: Token, proven: bool) -> Result<Noted, StoreError> {
+        let (out, generation) = {
+            let state = self.state();
+            (state.out_of(token).map(|out| (out.lane as i16, out.epoch, out.seq)), state.generation)
+        };
+        // Its lane was lost: it is another relay's to note.
+        let Some((lane, epoch, seq)) = out else { return Ok(Noted { proven, ..Noted::default() }) };
+        *self.marked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Marked { token, lane, epoch, seq });
+        let row = self
+            .durable
+            .call(generation, "note the message that travels alone", async |session| {
+                let sql = include_str!("../sql/mark_alone.sql");
+                let (route, owner) = (&self.options.route, &self.options.owner);
+                session.client.query_opt(sql, &[route, &lane, &epoch, owner, &seq, &proven]).await
+            })
+            .await?;
+        let Some(row) = row else { return Ok(Noted { proven, ..Noted::default() }) };
+        let count = |column| row::get::<i32>(&row, column).map(|count| count.max(0) as u32);
+        Ok(Noted { deaths: count(0)?, doubts: count(1)?, proven })
     }
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError> {
@@ -648,7 +504,7 @@ impl Source for LogSource {
                 settled.fenced += usize::from(!state.settle(settlement.token));
             }
         }
-        self.unmark(settlements).await;
+        self.unmark(&self.durable, Some(settlements)).await;
         let due = self.state().positions_are_due(self.options.positions_every);
         if due && let Err(error) = self.write_positions().await {
             // Everything durable is recorded; the positions are kept and written with the next settling.
