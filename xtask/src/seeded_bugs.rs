@@ -346,6 +346,27 @@ const BUGS: &[Bug] = &[
         test: &["--lib", "a_key_waits_until_its_batch_is_released_and_others_flow"],
         needs_bin: false,
     },
+    Bug {
+        name: "unreadable_properties_pass",
+        breaks: "hands the client library properties that it cannot read",
+        package: "postroom-brokers",
+        test: &["--test", "hostile", "a_message_whose_texts_are_not_utf8_is_received_marked_and_blocks_nothing"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "tables_nested_without_end",
+        breaks: "hands the client library tables of any depth",
+        package: "postroom-brokers",
+        test: &["--lib", "tables_are_nested_as_deep_as_the_limit_and_no_deeper"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "own_header_passes_for_a_column",
+        breaks: "sends a message's own header under the name of a column",
+        package: "postroom-brokers",
+        test: &["--lib", "a_header_named_like_one_of_ours_comes_back_under_its_name_and_passes_for_nothing"],
+        needs_bin: false,
+    },
 ];
 
 #[derive(Debug, PartialEq, Eq)]

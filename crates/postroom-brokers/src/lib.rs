@@ -10,4 +10,4 @@ mod sink_config;
 mod subscription_config;
 
 pub use sink_config::{OpenSinkError, SinkConfig};
-pub use subscription_config::SubscriptionConfig;
+pub use subscription_config::{OpenSubscriptionError, SubscriptionConfig};

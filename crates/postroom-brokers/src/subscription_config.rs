@@ -17,6 +17,16 @@ pub enum SubscriptionConfig {
     Rabbitmq(rabbitmq::RabbitmqSubscriptionOptions),
 }
 
+/// A subscription that cannot be set up as configured.
+#[derive(Debug, thiserror::Error)]
+#[error("set up the {kind} subscription: {problem}")]
+pub struct OpenSubscriptionError {
+    /// Which broker.
+    pub kind: &'static str,
+    /// What is wrong and what to do.
+    pub problem: String,
+}
+
 impl SubscriptionConfig {
     /// Names that `kind` may have.
     pub const KINDS: &'static [&'static str] = &[
@@ -34,10 +44,10 @@ impl SubscriptionConfig {
     }
 
     /// Constructs the subscription; it connects with the first `receive`.
-    pub fn open(&self) -> Arc<dyn Subscription> {
+    pub fn open(&self) -> Result<Arc<dyn Subscription>, OpenSubscriptionError> {
         match self {
             #[cfg(feature = "rabbitmq")]
-            Self::Rabbitmq(options) => Arc::new(rabbitmq::RabbitmqSubscription::new(options.clone())),
+            Self::Rabbitmq(options) => Ok(Arc::new(rabbitmq::RabbitmqSubscription::new(options.clone())?)),
         }
     }
 

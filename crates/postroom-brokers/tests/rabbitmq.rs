@@ -78,7 +78,8 @@ async fn what_the_sink_sent_the_subscription_reads() {
         queue: format!("q-{}", options.exchange),
         bind: vec![Binding::new(&options.exchange, "#")],
         prefetch: 10,
-    });
+    })
+    .unwrap();
     subscription.connect().await.unwrap();
     let sink = RabbitmqSink::new(options).unwrap();
     let sent = Message::new("orders", "order.placed", vec![0u8, 255])
@@ -86,7 +87,9 @@ async fn what_the_sink_sent_the_subscription_reads() {
         .aggregate("order", "o-1", 7)
         .tenant("t-1")
         .content_type("application/x")
-        .header("h", "v");
+        .header("h", "v")
+        .header("tenant-id", "of its own, and not the tenant")
+        .header("postroom-header-tenant-id", "with a name that is taken as well");
     assert_eq!(verdict(&sink, &sent).await, Verdict::Stored);
     let first = subscription.receive().await.unwrap();
     assert!(!first.redelivered);
@@ -223,7 +226,8 @@ async fn sink_and_subscription_recover_after_the_broker_was_killed() {
         queue: "q".to_owned(),
         bind: vec![Binding::new(&options.exchange, "#")],
         prefetch: 10,
-    });
+    })
+    .unwrap();
     subscription.connect().await.unwrap();
     let sink = RabbitmqSink::new(options).unwrap();
     let message = Message::new("t", "k", "x");

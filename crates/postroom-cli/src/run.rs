@@ -67,9 +67,9 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         let stop = async move {
             let _ = stopped.wait_for(|stopped| *stopped).await;
         };
-        let receiving = store
-            .keep_inbox(inbox.from.open(), inbox.consumer.clone(), stop)
-            .map_err(|error| Failure::of(exit::CONFIG, &error))?;
+        let from = inbox.from.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;
+        let receiving =
+            store.keep_inbox(from, inbox.consumer.clone(), stop).map_err(|error| Failure::of(exit::CONFIG, &error))?;
         tracing::info!(consumer = %inbox.consumer, store = %store.shown(), from = %inbox.from.shown(), "receiving");
         receivers.push((inbox.consumer.to_string(), tokio::spawn(receiving)));
     }

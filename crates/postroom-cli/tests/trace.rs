@@ -130,7 +130,8 @@ async fn one_order(collector: &str) -> String {
         queue: format!("q-{exchange}"),
         bind: vec![Binding::new(&exchange, "#")],
         prefetch: 10,
-    });
+    })
+    .unwrap();
     subscription.connect().await.unwrap();
     let config = surroundings::scratch("trace").join("postroom.toml");
     let written = format!(

@@ -45,7 +45,7 @@ pub use limits::{
     CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, LimitExceeded, NAME_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
 };
-pub use message::{Headers, Message, MessageId, headers_from_json};
+pub use message::{Headers, Message, MessageId, UNREADABLE_HEADER, headers_from_json};
 pub use order::{OnDead, Order};
 pub use outbox::{EnqueueError, Outbox};
 pub use projection::NewerUpsert;

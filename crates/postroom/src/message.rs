@@ -67,20 +67,26 @@ pub type Headers = BTreeMap<String, String>;
 /// Header under which header text stands that is not an object, as a plain insert may have written it.
 const UNDECODED_HEADERS: &str = "postroom-undecoded-headers";
 
-/// Headers from the JSON that a store holds. A value that is no text shows as its JSON; what cannot be decoded at all goes
-/// along as it is under `postroom-undecoded-headers`: a message must not be lost for its headers.
+/// Header that a received message carries whose properties could not all be read, with the reason in words. Only a subscription
+/// sets it: a sender's own header of this name arrives under another.
+pub const UNREADABLE_HEADER: &str = "postroom-unreadable";
+
+/// Headers from the JSON that a store holds. A value that is not text becomes its JSON, exactly as it was written; of two with
+/// the same name the last counts. What cannot be decoded at all goes along as it is under `postroom-undecoded-headers`: a
+/// message must not be lost because of its headers.
 pub fn headers_from_json(json: Option<&str>) -> Headers {
     let Some(json) = json else { return Headers::new() };
-    match serde_json::from_str(json) {
-        Ok(serde_json::Value::Object(fields)) => fields
-            .into_iter()
-            .map(|(name, value)| match value {
-                serde_json::Value::String(text) => (name, text),
-                other => (name, other.to_string()),
-            })
-            .collect(),
-        Ok(_) | Err(_) => Headers::from([(UNDECODED_HEADERS.to_owned(), json.to_owned())]),
-    }
+    decoded(json).unwrap_or_else(|_| Headers::from([(UNDECODED_HEADERS.to_owned(), json.to_owned())]))
+}
+
+fn decoded(json: &str) -> Result<Headers, serde_json::Error> {
+    // Raw, because a number that went through a float or an integer loses digits.
+    let fields: BTreeMap<String, &serde_json::value::RawValue> = serde_json::from_str(json)?;
+    let text = |value: &str| match value.starts_with('"') {
+        true => serde_json::from_str(value),
+        false => Ok(value.to_owned()),
+    };
+    fields.into_iter().map(|(name, value)| Ok((name, text(value.get())?))).collect()
 }
 
 /// One message, as the application writes it.
@@ -247,6 +253,39 @@ mod tests {
         let message = Message::new("orders", "order.placed", "").aggregate("order", "o-1", 1);
         assert_eq!(message.ordering_key(), Some("o-1"));
         assert_eq!(message.key("k").ordering_key(), Some("k"));
+    }
+
+    #[test]
+    fn header_values_that_are_not_text_keep_their_json_as_it_was_written() {
+        let json = r#" { "id" : 12345678901234567890123, "small": 1.10, "exponent": 1E+2, "huge": 1e999, "text": "a\u0000\"b",
+            "list": [1.0,  2], "object": {"b":1,"a":{"n":9007199254740993}}, "null": null, "truth": true, "": "" } "#;
+        let headers = headers_from_json(Some(json));
+        let expected = [
+            ("", ""),
+            ("exponent", "1E+2"),
+            ("huge", "1e999"),
+            ("id", "12345678901234567890123"),
+            ("list", "[1.0,  2]"),
+            ("null", "null"),
+            ("object", r#"{"b":1,"a":{"n":9007199254740993}}"#),
+            ("small", "1.10"),
+            ("text", "a\0\"b"),
+            ("truth", "true"),
+        ];
+        let expected: Headers = expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        assert_eq!(headers, expected);
+        let deep = format!("{{\"deep\":{}1{},\"n\":1}}", "[".repeat(100_000), "]".repeat(100_000));
+        assert_eq!(headers_from_json(Some(&deep))["n"], "1");
+    }
+
+    #[test]
+    fn of_two_headers_with_one_name_the_last_counts_and_what_is_no_object_of_headers_stays_whole() {
+        assert_eq!(headers_from_json(Some(r#"{"a": 1, "a": "2"}"#))["a"], "2");
+        for whole in [r#"["a"]"#, "null", "17", "", "{", r#"{"a": "\ud800"}"#, r#"{"a": 1} 2"#] {
+            assert_eq!(headers_from_json(Some(whole))[UNDECODED_HEADERS], whole);
+        }
+        assert_eq!(headers_from_json(None), Headers::new());
+        assert_eq!(headers_from_json(Some("{}")), Headers::new());
     }
 
     #[test]

@@ -86,7 +86,7 @@ async fn checkout(args: &Args) -> Result<bool, BoxError> {
         let client = connector.connect().await?;
         client.batch_execute(service.tables()).await?;
         // Declared before anything is sent, so that no queue misses a message.
-        process::subscription(service, &args.rabbitmq, &exchange).connect().await?;
+        process::subscription(service, &args.rabbitmq, &exchange)?.connect().await?;
         let process = start(service, &store, &args.rabbitmq, &exchange)?;
         all.push(Running { service, store, client, process });
     }

@@ -16,13 +16,14 @@ use tokio::sync::watch;
 use crate::services::Service;
 
 /// The queue of a service; bound to what it wants.
-pub fn subscription(service: Service, rabbitmq: &str, exchange: &str) -> RabbitmqSubscription {
-    RabbitmqSubscription::new(RabbitmqSubscriptionOptions {
+pub fn subscription(service: Service, rabbitmq: &str, exchange: &str) -> Result<RabbitmqSubscription, BoxError> {
+    let options = RabbitmqSubscriptionOptions {
         url: rabbitmq.to_owned(),
         queue: format!("{exchange}-{}", service.name()),
         bind: service.wants().iter().map(|kind| Binding::new(exchange, *kind)).collect(),
         prefetch: 200,
-    })
+    };
+    Ok(RabbitmqSubscription::new(options)?)
 }
 
 pub async fn run(service: Service, store: &str, rabbitmq: &str, exchange: &str) -> Result<(), BoxError> {
@@ -54,7 +55,7 @@ pub async fn run(service: Service, store: &str, rabbitmq: &str, exchange: &str) 
 
     let open = move || PostgresSession::new(connector.clone());
     let consumer = Consumer::new(service.name())?;
-    let queue = Arc::new(subscription(service, rabbitmq, exchange));
+    let queue = Arc::new(subscription(service, rabbitmq, exchange)?);
     let receiver = Receiver::new(queue, consumer, service.handlers(), open)?.lease(Duration::from_secs(2));
     let receiver = tokio::spawn(receiver.run(until(stopped)));
 

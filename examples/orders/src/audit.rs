@@ -26,7 +26,7 @@ impl Audit {
             queue: format!("{run}-audit"),
             bind: vec![Binding::new(run, "#")],
             prefetch: 2000,
-        });
+        })?;
         subscription.connect().await?;
         let log = Arc::new(Mutex::new(Log::default()));
         let reading = tokio::spawn(read(subscription, log.clone()));

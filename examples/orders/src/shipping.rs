@@ -46,7 +46,7 @@ pub async fn begin(
         queue: format!("{run}-shipping"),
         bind: vec![Binding::new(run, "#")],
         prefetch: 1000,
-    });
+    })?;
     subscription.connect().await?;
     let handlers = Handlers::new().on("order.placed", Shipping);
     let connector = connector.clone();

@@ -6,13 +6,19 @@
 //!   then judges (docs/decisions/0004).
 //! - Every wait has the sink's own deadline; what is open then is *unknown* and goes out again with the same id.
 //! - The client's auto-recovery stays off: it leaves confirms pending for ever. A broken connection is replaced whole.
+//! - What a broker sends passes a fence before the client sees it: some bytes would end the process or block the queue.
 
+mod content_header;
+mod fence;
 mod properties;
 mod sink;
 mod subscription;
+mod transport;
+mod wire;
 
 use std::time::Duration;
 
+use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use postroom::{Unavailable, redact_url};
 use serde::Deserialize;
@@ -25,6 +31,8 @@ pub use subscription::{Binding, RabbitmqSubscription, RabbitmqSubscriptionOption
 /// Heartbeat in seconds: a silent peer is noticed after two of them.
 const HEARTBEAT_SECONDS: u16 = 5;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Smallest `frame_max` that a URL may ask for: all properties of a message travel in one frame, headers of 16 KiB included.
+const FRAME_MAX_MIN: u32 = 32_768;
 
 /// `[routes.sink]` with `kind = "rabbitmq"`.
 #[derive(Clone, Deserialize)]
@@ -95,30 +103,50 @@ impl RabbitmqOptions {
     }
 
     fn check(&self) -> Result<(), OpenSinkError> {
-        let problem = if !self.url.starts_with("amqp://") && !self.url.starts_with("amqps://") {
-            format!("url {} wants amqp:// or amqps://", redact_url(&self.url))
-        } else if self.exchange.len() > 255 {
-            "the name of the exchange has more than 255 bytes".to_owned()
-        } else if self.channels == 0 || self.batch_messages_max == 0 || self.publish_deadline_seconds == 0 {
-            "channels, batch_messages_max and publish_deadline_seconds want to be at least 1".to_owned()
-        } else {
-            return Ok(());
-        };
-        Err(OpenSinkError { kind: "rabbitmq", problem })
+        let wrong = |problem| OpenSinkError { kind: "rabbitmq", problem };
+        uri(&self.url).map_err(wrong)?;
+        short_enough("exchange", &self.exchange).map_err(wrong)?;
+        if self.channels == 0 || self.batch_messages_max == 0 || self.publish_deadline_seconds == 0 {
+            let problem = "channels, batch_messages_max and publish_deadline_seconds must be at least 1";
+            return Err(wrong(problem.to_owned()));
+        }
+        Ok(())
     }
 }
 
-/// Opens a connection with our heartbeat unless the URL names one.
+/// The URL with our heartbeat and frame size unless it has its own; or what is wrong with it, without its password.
+fn uri(url: &str) -> Result<AMQPUri, String> {
+    let shown = redact_url(url);
+    if !url.starts_with("amqp://") && !url.starts_with("amqps://") {
+        return Err(format!("url {shown} must begin with amqp:// or amqps://"));
+    }
+    let mut uri: AMQPUri = url.parse().map_err(|error| format!("url {shown} cannot be read: {error}"))?;
+    short_enough("virtual host in url", &uri.vhost)?;
+    // Without a size of ours the client would take any that the broker names, and allocate a multiple of it.
+    let frame_max = *uri.query.frame_max.get_or_insert(fence::FRAME_MAX_DEFAULT);
+    if !(FRAME_MAX_MIN..=fence::FRAME_MAX_MAX).contains(&frame_max) {
+        let max = fence::FRAME_MAX_MAX;
+        return Err(format!("frame_max={frame_max} in url {shown} must be between {FRAME_MAX_MIN} and {max}"));
+    }
+    uri.query.heartbeat.get_or_insert(HEARTBEAT_SECONDS);
+    Ok(uri)
+}
+
+/// AMQP carries names as short strings.
+fn short_enough(what: &str, name: &str) -> Result<(), String> {
+    if name.len() <= 255 {
+        return Ok(());
+    }
+    Err(format!("{what}: the name has {} bytes, and AMQP allows 255; choose a shorter one", name.len()))
+}
+
+/// Opens a connection.
 async fn connect(url: &str, name: &str) -> Result<Connection, Unavailable> {
     let shown = || format!("RabbitMQ at {}", redact_url(url));
-    let separator = if url.contains('?') { '&' } else { '?' };
-    let with_heartbeat = if url.contains("heartbeat=") {
-        url.to_owned()
-    } else {
-        format!("{url}{separator}heartbeat={HEARTBEAT_SECONDS}")
-    };
+    let uri = uri(url).map_err(|problem| Unavailable::new(shown(), problem))?;
+    let frame_max = uri.query.frame_max.unwrap_or(fence::FRAME_MAX_DEFAULT);
     let properties = ConnectionProperties::default().with_connection_name(name.into());
-    match tokio::time::timeout(CONNECT_TIMEOUT, Connection::connect(&with_heartbeat, properties)).await {
+    match tokio::time::timeout(CONNECT_TIMEOUT, transport::connect(uri, properties, frame_max)).await {
         Ok(Ok(connection)) => Ok(connection),
         Ok(Err(error)) => Err(Unavailable::new(shown(), error)),
         Err(elapsed) => Err(Unavailable::new(shown(), elapsed)),

@@ -13,7 +13,8 @@ use postroom::{Received, Subscription, Unavailable, redact_url};
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
-use super::{connect, properties};
+use super::{connect, properties, short_enough, uri};
+use crate::OpenSubscriptionError;
 
 /// What to receive, and from where; `[inboxes.from]` with `kind = "rabbitmq"`.
 #[derive(Clone, Deserialize)]
@@ -54,6 +55,23 @@ fn default_prefetch() -> u16 {
 
 impl RabbitmqSubscriptionOptions {
     pub(crate) const KEYS: &'static [&'static str] = &["kind", "url", "queue", "bind", "prefetch"];
+
+    fn check(&self) -> Result<(), String> {
+        uri(&self.url)?;
+        if self.queue.is_empty() {
+            return Err("queue: the name is empty; name the queue to receive from".to_owned());
+        }
+        short_enough("queue", &self.queue)?;
+        for binding in &self.bind {
+            short_enough("exchange in bind", &binding.exchange)?;
+            short_enough("routing_key in bind", &binding.routing_key)?;
+        }
+        if self.prefetch == 0 {
+            // To the broker 0 means no limit.
+            return Err("prefetch must be at least 1".to_owned());
+        }
+        Ok(())
+    }
 }
 
 impl std::fmt::Debug for RabbitmqSubscriptionOptions {
@@ -81,9 +99,10 @@ struct Session {
 }
 
 impl RabbitmqSubscription {
-    /// Connects with the first `receive`.
-    pub fn new(options: RabbitmqSubscriptionOptions) -> Self {
-        Self { options, consumer: Mutex::new(None), session: Mutex::default() }
+    /// Checks the options; connects with the first `receive`.
+    pub fn new(options: RabbitmqSubscriptionOptions) -> Result<Self, OpenSubscriptionError> {
+        options.check().map_err(|problem| OpenSubscriptionError { kind: "rabbitmq", problem })?;
+        Ok(Self { options, consumer: Mutex::new(None), session: Mutex::default() })
     }
 
     /// Connects and declares now, so that nothing published after this is missed; `receive` does it otherwise.

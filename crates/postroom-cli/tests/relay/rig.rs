@@ -153,7 +153,7 @@ impl Rig {
         };
         let handlers = Handlers::new().on_decoded("order.placed", |message| Ok(message.clone()), CountsEffects);
         let (subscription, consumer) =
-            (Arc::new(RabbitmqSubscription::new(options)), Consumer::new("effects").unwrap());
+            (Arc::new(RabbitmqSubscription::new(options).unwrap()), Consumer::new("effects").unwrap());
         let connector = Connector::new(self.database.url()).unwrap();
         let open = move || PostgresSession::new(connector.clone());
         let receiver = Receiver::new(subscription, consumer, handlers, open).unwrap();

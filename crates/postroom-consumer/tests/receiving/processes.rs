@@ -29,7 +29,8 @@ async fn consumer_process() {
         queue: queue.to_owned(),
         bind: Vec::new(),
         prefetch: 400,
-    });
+    })
+    .unwrap();
     let running = Running::start(receiver_on(store, subscription, as_told()).concurrency(4));
     // Until it is killed, or whoever started it is gone.
     tokio::task::spawn_blocking(|| std::io::read_to_string(std::io::stdin())).await.unwrap().unwrap();
@@ -171,7 +172,8 @@ async fn a_cancelled_consumer_and_a_closed_channel_are_recovered_from() {
         queue: queue.clone(),
         bind: vec![Binding::new(&options.exchange, "#")],
         prefetch: 10,
-    });
+    })
+    .unwrap();
     subscription.connect().await.unwrap();
     sink.close().await;
     let sink = RabbitmqSink::new(options.clone()).unwrap();
@@ -195,7 +197,8 @@ async fn a_cancelled_consumer_and_a_closed_channel_are_recovered_from() {
         queue: queue.clone(),
         bind: Vec::new(),
         prefetch: 10,
-    });
+    })
+    .unwrap();
     publish_all(&sink, &[told("a", "3"), told("a", "4")]).await;
     let first = subscription.receive().await.unwrap();
     let mut wrong = first.clone();
@@ -220,7 +223,8 @@ async fn a_broker_that_is_killed_under_a_receiver_loses_nothing() {
         queue: "q".to_owned(),
         bind: vec![Binding::new("e", "#")],
         prefetch: 200,
-    });
+    })
+    .unwrap();
     subscription.connect().await.unwrap();
     let messages: Vec<Message> = (0..MESSAGES).map(|n| told(&format!("k{}", n % 50), "order")).collect();
     let sink = RabbitmqSink::new(options).unwrap();
