@@ -180,23 +180,26 @@ async fn nobody_but_the_fence_marks_a_message_as_unreadable() {
     assert_eq!(received.message.headers["postroom-header-postroom-unreadable"], "forged");
 }
 
-/// A socket that greets like a broker with these frames, each after it has read something. No real broker sends them.
-fn fake_broker(greetings: Vec<Vec<u8>>) -> String {
+/// Answers of a fake broker: the method that it reads, and the frame that it then sends.
+type Answers = Vec<([u8; 4], Vec<u8>)>;
+
+/// A socket that greets with `start` and then has an answer to some methods. No real broker sends what these tests do.
+fn fake_broker(start: Vec<u8>, answers: Answers) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for socket in listener.incoming() {
-            let mut socket = socket.unwrap();
-            let greetings = greetings.clone();
+            let (mut socket, start, answers) = (socket.unwrap(), start.clone(), answers.clone());
             std::thread::spawn(move || {
-                for greeting in greetings {
-                    let mut some = [0; 4096];
-                    if socket.read(&mut some).unwrap_or(0) == 0 || socket.write_all(&greeting).is_err() {
-                        return;
+                socket.read_exact(&mut [0; 8]).unwrap();
+                socket.write_all(&start).unwrap();
+                // Until the client goes, which ends this thread alone.
+                loop {
+                    let payload = read_frame(&mut socket);
+                    if let Some((_, answer)) = answers.iter().find(|(method, _)| payload.starts_with(method)) {
+                        socket.write_all(answer).unwrap();
                     }
                 }
-                // Until the client goes.
-                let _ = std::io::copy(&mut socket, &mut std::io::sink());
             });
         }
     });
@@ -208,25 +211,41 @@ fn start(server_properties: &[u8]) -> Vec<u8> {
     frame(1, 0, &[&[0, 10, 0, 10, 0, 9][..], &long(server_properties), &rest].concat())
 }
 
-#[tokio::test]
-async fn a_fake_broker_with_nested_server_properties_is_unavailable_in_words_and_at_once() {
-    let url = fake_broker(vec![start(&nested(10_000))]);
+/// What opens a connection whose frame size is 0, which means no limit.
+fn opening() -> Answers {
+    let tune = frame(1, 0, &[&[0, 10, 0, 30, 7, 255][..], &[0; 4], &[0, 60]].concat());
+    vec![([0, 10, 0, 11], tune), ([0, 10, 0, 40], frame(1, 0, &[0, 10, 0, 41, 0]))]
+}
+
+async fn told_by_probe(url: String) -> String {
     let sink = RabbitmqSink::new(RabbitmqOptions::new(url)).unwrap();
     let error = tokio::time::timeout(Duration::from_secs(8), sink.probe()).await.expect("at once").unwrap_err();
-    let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-    assert!(format!("{error} {source}").contains("tables nested deeper than 16 levels"), "{error}: {source}");
+    std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_fake_broker_with_nested_server_properties_is_unavailable_in_words_and_at_once() {
+    let told = told_by_probe(fake_broker(start(&nested(10_000)), Vec::new())).await;
+    assert!(told.contains("connection.start (10.10) with tables nested deeper than 16 levels"), "{told}");
+}
+
+#[tokio::test]
+async fn a_fake_broker_with_nested_tables_in_an_open_connection_is_unavailable_in_words() {
+    let declare = frame(1, 1, &[&[0, 50, 0, 10, 0, 0, 0, 0][..], &long(&nested(10_000))].concat());
+    let answers = [opening(), vec![([0, 20, 0, 10], declare)]].concat();
+    let told = told_by_probe(fake_broker(start(b""), answers)).await;
+    assert!(told.contains("50.10, which no broker sends"), "{told}");
 }
 
 #[tokio::test]
 async fn a_fake_broker_without_a_frame_size_gets_ours() {
-    let tune = frame(1, 0, &[&[0, 10, 0, 30, 7, 255][..], &[0; 4], &[0, 60]].concat());
-    let open_ok = frame(1, 0, &[0, 10, 0, 41, 0]);
-    let channel = [frame(1, 1, &[0, 20, 0, 11, 0, 0, 0, 0])];
-    let declared = [frame(1, 1, &[0, 40, 0, 11])];
-    let confirming = [frame(1, 1, &[0, 85, 0, 11])];
-    let greetings = [vec![start(b""), tune, open_ok], channel.into(), declared.into(), confirming.into()].concat();
-    let sink = RabbitmqSink::new(RabbitmqOptions::new(fake_broker(greetings))).unwrap();
-    sink.probe().await.unwrap();
+    let channel = vec![
+        ([0, 20, 0, 10], frame(1, 1, &[0, 20, 0, 11, 0, 0, 0, 0])),
+        ([0, 40, 0, 10], frame(1, 1, &[0, 40, 0, 11])),
+        ([0, 85, 0, 10], frame(1, 1, &[0, 85, 0, 11])),
+    ];
+    let url = fake_broker(start(b""), [opening(), channel].concat());
+    RabbitmqSink::new(RabbitmqOptions::new(url)).unwrap().probe().await.unwrap();
 }
 
 #[test]
@@ -250,7 +269,7 @@ fn what_amqp_cannot_carry_is_refused_when_the_subscription_is_set_up() {
     refused(&|options| options.bind[0].routing_key.push('r'), "routing_key in bind: the name has 256 bytes");
     refused(&|options| options.prefetch = 0, "prefetch must be at least 1");
     refused(&|options| options.url.push_str("?frame_max=0"), "frame_max=0");
-    refused(&|options| options.url.push_str("?frame_max=4294967295"), "must be between 4096 and 1048576");
+    refused(&|options| options.url.push_str("?frame_max=4294967295"), "must be between 32768 and 1048576");
     refused(&|options| options.url.push_str("?heartbeat=soon"), "cannot be read");
     refused(&|options| options.url = format!("amqp://guest:secret@localhost/{}", "v".repeat(256)), "virtual host");
     refused(&|options| options.url = "http://guest:secret@localhost".to_owned(), "must begin with amqp://");

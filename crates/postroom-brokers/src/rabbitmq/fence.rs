@@ -24,7 +24,7 @@ const PROTOCOL_HEADER: usize = 8;
 pub(super) const FRAME_MAX_MIN: u32 = 4096;
 /// What we offer, which is RabbitMQ's own default.
 pub(super) const FRAME_MAX_DEFAULT: u32 = 131_072;
-/// Largest that a URL may ask for: the client library allocates 64 of them for each connection.
+/// Largest that a URL may ask for: the client library allocates 64 times as much for each connection.
 pub(super) const FRAME_MAX_MAX: u32 = 1_048_576;
 
 /// The broker sent what cannot be handed on; the connection must end.

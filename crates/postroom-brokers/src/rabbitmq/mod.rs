@@ -31,6 +31,8 @@ pub use subscription::{Binding, RabbitmqSubscription, RabbitmqSubscriptionOption
 /// Heartbeat in seconds: a silent peer is noticed after two of them.
 const HEARTBEAT_SECONDS: u16 = 5;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Smallest `frame_max` that a URL may ask for: all properties of a message travel in one frame, headers of 16 KiB included.
+const FRAME_MAX_MIN: u32 = 32_768;
 
 /// `[routes.sink]` with `kind = "rabbitmq"`.
 #[derive(Clone, Deserialize)]
@@ -122,9 +124,9 @@ fn uri(url: &str) -> Result<AMQPUri, String> {
     short_enough("virtual host in url", &uri.vhost)?;
     // Without a size of ours the client would take any that the broker names, and allocate a multiple of it.
     let frame_max = *uri.query.frame_max.get_or_insert(fence::FRAME_MAX_DEFAULT);
-    if !(fence::FRAME_MAX_MIN..=fence::FRAME_MAX_MAX).contains(&frame_max) {
-        let (min, max) = (fence::FRAME_MAX_MIN, fence::FRAME_MAX_MAX);
-        return Err(format!("frame_max={frame_max} in url {shown} must be between {min} and {max}"));
+    if !(FRAME_MAX_MIN..=fence::FRAME_MAX_MAX).contains(&frame_max) {
+        let max = fence::FRAME_MAX_MAX;
+        return Err(format!("frame_max={frame_max} in url {shown} must be between {FRAME_MAX_MIN} and {max}"));
     }
     uri.query.heartbeat.get_or_insert(HEARTBEAT_SECONDS);
     Ok(uri)
