@@ -375,11 +375,7 @@ const BUGS: &[Bug] = &[
         name: "unkeepable_is_rejected",
         breaks: "gives the broker leave to drop what it cannot keep",
         package: "postroom-consumer",
-        test: &[
-            "--test",
-            "receiving",
-            "a_filler_keeps_as_dead_what_it_cannot_keep_and_the_others_are_kept_in_order",
-        ],
+        test: &["--test", "receiving", "a_filler_keeps_as_dead_what_it_cannot_keep_and_the_others_are_kept_in_order"],
         needs_bin: false,
     },
 ];

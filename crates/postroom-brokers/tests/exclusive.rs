@@ -24,8 +24,13 @@ async fn queue_of_two(arguments: FieldTable) -> String {
     channel.queue_declare(queue.as_str().into(), durable, arguments).await.unwrap();
     for body in ["1", "2"] {
         let options = BasicPublishOptions::default();
-        let published =
-            channel.basic_publish("".into(), queue.as_str().into(), options, body.as_bytes(), BasicProperties::default());
+        let published = channel.basic_publish(
+            "".into(),
+            queue.as_str().into(),
+            options,
+            body.as_bytes(),
+            BasicProperties::default(),
+        );
         published.await.unwrap().await.unwrap();
     }
     queue

@@ -167,8 +167,7 @@ async fn three_processes_that_fill_one_inbox_keep_the_order_over_kills_stops_and
     for running in running {
         assert_eq!(running.terminate().status.code(), Some(0));
     }
-    let free: bool =
-        client.query_one("select owner is null from postroom.inbox_fillers", &[]).await.unwrap().get(0);
+    let free: bool = client.query_one("select owner is null from postroom.inbox_fillers", &[]).await.unwrap().get(0);
     assert!(free, "given back at a graceful stop");
 }
 
