@@ -12,10 +12,17 @@ use tokio::time::Instant;
 
 use crate::exit::{self, Failure};
 
-const BACKOFF_FIRST: Duration = Duration::from_secs(1);
-const BACKOFF_CAP: Duration = Duration::from_secs(30);
-/// One that ran so long has recovered: the next backoff is the first again.
-const RECOVERED_AFTER: Duration = Duration::from_secs(60);
+const BACKOFF: Backoff =
+    Backoff { first: Duration::from_secs(1), cap: Duration::from_secs(30), recovered_after: Duration::from_secs(60) };
+
+/// Waits between the runs of a task.
+#[derive(Clone, Copy)]
+struct Backoff {
+    first: Duration,
+    cap: Duration,
+    /// A task that ran so long has recovered: the next wait is the first again.
+    recovered_after: Duration,
+}
 
 /// One run of a task.
 pub type Attempt<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
@@ -50,6 +57,16 @@ impl<T> Supervised<T> {
 /// Runs `first`, and `again` with the number of the restart whenever that ended although nobody asked for a stop.
 pub fn supervise<T: Send + 'static>(
     name: String,
+    stopped: watch::Receiver<bool>,
+    first: Attempt<T>,
+    again: impl Fn(u64) -> Attempt<T> + Send + 'static,
+) -> Supervised<T> {
+    supervise_with(BACKOFF, name, stopped, first, again)
+}
+
+fn supervise_with<T: Send + 'static>(
+    waits: Backoff,
+    name: String,
     mut stopped: watch::Receiver<bool>,
     first: Attempt<T>,
     again: impl Fn(u64) -> Attempt<T> + Send + 'static,
@@ -57,7 +74,7 @@ pub fn supervise<T: Send + 'static>(
     let of = name.clone();
     let task = tokio::spawn(async move {
         let mut restarts = 0;
-        let mut backoff = BACKOFF_FIRST;
+        let mut backoff = waits.first;
         let mut attempt = first;
         loop {
             let began = Instant::now();
@@ -74,8 +91,8 @@ pub fn supervise<T: Send + 'static>(
                 tracing::error!("{name} ended at the stop: {cause}");
                 return Ended { last: None, failed: Some(told(&name, &cause)), restarts };
             }
-            if began.elapsed() >= RECOVERED_AFTER {
-                backoff = BACKOFF_FIRST;
+            if began.elapsed() >= waits.recovered_after {
+                backoff = waits.first;
             }
             tracing::error!(restarts, "{name} ended: {cause}; starting it again in {backoff:?}");
             // An error means that the sender is gone, which is a stop too.
@@ -83,7 +100,7 @@ pub fn supervise<T: Send + 'static>(
                 return Ended { last: None, failed: Some(told(&name, &cause)), restarts };
             }
             restarts += 1;
-            backoff = (backoff * 2).min(BACKOFF_CAP);
+            backoff = (backoff * 2).min(waits.cap);
             attempt = again(restarts);
         }
     });
@@ -113,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn what_ends_or_panics_is_started_again_with_growing_waits_and_stopped_once() {
         let (stop, stopped) = watch::channel(false);
         let runs = Arc::new(AtomicU64::new(0));
@@ -135,13 +152,13 @@ mod tests {
                 })
             }
         };
+        let waits = Backoff { first: Duration::from_millis(10), cap: Duration::from_millis(30), ..BACKOFF };
         let began = Instant::now();
-        let task = supervise("route orders".to_owned(), stopped, run(0), run);
+        let task = supervise_with(waits, "route orders".to_owned(), stopped, run(0), run);
         while runs.load(Ordering::SeqCst) < 4 {
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::task::yield_now().await;
         }
-        let waited = began.elapsed();
-        assert!(waited >= Duration::from_secs(7) && waited < Duration::from_secs(9), "1 s, 2 s, 4 s: {waited:?}");
+        assert!(began.elapsed() >= Duration::from_millis(10 + 20 + 30), "growing up to the cap");
         stop.send(true).unwrap();
         let ended = task.ended().await;
         assert_eq!((ended.last, ended.restarts, ended.failed.is_none()), (Some(3), 3, true));

@@ -89,7 +89,13 @@ impl<F: ConsumerStore> Filler<F> {
                 () = &mut stop => return Ok(counters),
                 tenure = lease.stand_by() => tenure,
             };
-            let subscription = (self.subscribe)().map_err(ReceiverFailed::Subscribe)?;
+            let subscription = match (self.subscribe)() {
+                Ok(subscription) => subscription,
+                Err(error) => {
+                    lease.leave(&tenure).await;
+                    return Err(ReceiverFailed::Subscribe(error));
+                }
+            };
             let open = self.open.clone();
             let receiver = Receiver::filling(subscription, self.consumer.clone(), tenure.clone(), move || open());
             let (ending, mut ended) = watch::channel(false);

@@ -39,12 +39,19 @@ impl<E: Error + Send + Sync + 'static> From<E> for HandlerError {
     }
 }
 
-/// An error with its causes, in one line.
+/// An error with its causes. Not the detail that PostgreSQL adds to a refused row: it quotes the row, payload included.
 pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
+    let without_detail = |error: &dyn Error| {
+        let mut text = error.to_string();
+        if let Some(at) = text.find("\nDETAIL: ") {
+            text.truncate(at);
+        }
+        text
+    };
+    let mut text = without_detail(error);
     let mut cause = error.source();
     while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
+        text = format!("{text}: {}", without_detail(inner));
         cause = inner.source();
     }
     text
