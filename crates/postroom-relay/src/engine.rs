@@ -330,7 +330,7 @@ impl Engine {
         }
         if let [token] = tokens[..]
             && self.alone
-            && let Some(note) = self.ask_for_note(token)
+            && let Some(note) = self.begin_note(token)
         {
             return Some(note);
         }

@@ -16,6 +16,9 @@ use tokio::sync::{Mutex, Semaphore};
 use super::{RabbitmqOptions, connect, properties};
 use crate::OpenSinkError;
 
+/// How often within its deadline a publish looks whether the broker has blocked the connection.
+const DEADLINE_PARTS: u32 = 8;
+
 /// Publishes to one topic exchange.
 pub struct RabbitmqSink {
     options: RabbitmqOptions,
@@ -112,21 +115,29 @@ impl RabbitmqSink {
         Ok((opened.map_err(|error| self.unavailable(error))?, status))
     }
 
-    /// What publishing, or opening a channel for it, brings within the deadline. While an alarm of the broker (memory, disk) keeps the connection blocked the
-    /// deadline starts anew: nothing is sent meanwhile and nothing is lost by waiting, whereas a new connection would be blocked
-    /// too, and what this one had sent before would be stored twice.
+    /// What publishing, or opening a channel for it, brings within the deadline. The deadline counts from when an alarm of the
+    /// broker (memory, disk) last kept the connection blocked: nothing is sent meanwhile and nothing is lost by waiting, whereas a
+    /// new connection would be blocked too, and what this one had sent before would be stored twice.
     async fn in_time<T>(&self, connection: &ConnectionStatus, publishing: impl Future<Output = T>) -> Option<T> {
         let mut publishing = std::pin::pin!(publishing);
+        let (mut blocked, mut free) = (0, 0);
         loop {
-            match tokio::time::timeout(self.deadline(), &mut publishing).await {
+            match tokio::time::timeout(self.deadline() / DEADLINE_PARTS, &mut publishing).await {
                 Ok(outcome) => return Some(outcome),
                 Err(_) if connection.connected() && connection.blocked() => {
+                    (blocked, free) = (blocked + 1, 0);
+                    if blocked % DEADLINE_PARTS != 0 {
+                        continue;
+                    }
                     let url = redact_url(&self.options.url);
                     tracing::warn!(
                         "RabbitMQ at {url} has blocked this connection (a memory or disk alarm); publishing waits for it"
                     );
                 }
-                Err(_) => return None,
+                Err(_) => free += 1,
+            }
+            if free >= DEADLINE_PARTS {
+                return None;
             }
         }
     }

@@ -60,8 +60,11 @@ fallen as (
                or exists (select from postroom.outbox o where o.lane = l.lane and o.seq > l.position_seq)
                or l.lane in (select p.lane from postroom.parked p
                               where p.route = $1 and p.state <> 'queued' and p.due_at <= clock_timestamp())
-               or exists (select from pg_snapshot_xip(l.position_snapshot) x (xid)
-                            join postroom.outbox o on o.xid = x.xid and o.lane = l.lane and o.seq <= l.position_seq)
+               -- The limit keeps it a look-up by xid: joined, the whole history of the lane would be read.
+               or exists (select from pg_snapshot_xip(l.position_snapshot) x (xid) cross join lateral (
+                              select from postroom.outbox o
+                               where o.xid = x.xid and o.lane = l.lane and o.seq <= l.position_seq
+                               order by o.seq limit 1) late)
                or exists (select from postroom.outbox o
                            where o.lane = l.lane and o.seq > l.floor_seq and o.seq <= l.position_seq
                              and o.xid >= pg_snapshot_xmax(l.position_snapshot))

@@ -17,7 +17,7 @@ const DEATHS_MAX: u32 = 3;
 
 impl Engine {
     /// Asks for the note about a message that travels alone next; none if it needs none.
-    pub(super) fn ask_for_note(&mut self, token: Token) -> Option<Action> {
+    pub(super) fn begin_note(&mut self, token: Token) -> Option<Action> {
         let held = self.held.get_mut(&token).filter(|held| held.to_note)?;
         held.with_sink = true;
         self.noting = Some(token);
