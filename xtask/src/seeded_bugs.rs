@@ -346,6 +346,27 @@ const BUGS: &[Bug] = &[
         test: &["--lib", "a_key_waits_until_its_batch_is_released_and_others_flow"],
         needs_bin: false,
     },
+    Bug {
+        name: "deaths_count_although_nothing_was_stored",
+        breaks: "blames a message for the death of its relay in an outage",
+        package: "postroom-relay",
+        test: &["--test", "sim", "no_seed_breaks_an_invariant"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "idle_deaths_are_counted",
+        breaks: "counts the death of a relay that had nothing in flight",
+        package: "postroom-postgres",
+        test: &["--test", "store", "a_relay_that_dies_with_nothing_in_flight_is_not_counted"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "few_places_are_looked_for_lane_by_lane",
+        breaks: "reads a few lanes of many at a time when few places are free, most of which have nothing",
+        package: "postroom-postgres",
+        test: &["--test", "store", "a_few_places_over_many_lanes_find_what_there_is_in_few_reads"],
+        needs_bin: false,
+    },
 ];
 
 #[derive(Debug, PartialEq, Eq)]

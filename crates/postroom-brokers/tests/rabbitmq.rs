@@ -259,3 +259,37 @@ async fn a_broker_that_says_nothing_is_given_up_after_the_deadline() {
     broker.resume().unwrap();
     broker.stop().unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_alarm_is_told_and_a_channel_that_is_opened_meanwhile_waits_for_its_end() {
+    let broker = RabbitServer::start(&surroundings::scratch("alarm").join("rabbitmq")).unwrap();
+    let mut options = options(&broker.url());
+    (options.publish_deadline_seconds, options.channels) = (1, 2);
+    let _audit = AuditQueue::bound(&options.url, &options.exchange, "#").await;
+    let sink = RabbitmqSink::new(options).unwrap();
+    let message = || Message::new("orders", "order.placed", "x");
+    assert_eq!(verdict(&sink, &message()).await, Verdict::Stored);
+    assert_eq!(sink.blocked(), None);
+    broker.memory_alarm(true).unwrap();
+    let (first, second) = (message(), message());
+    let opens_late = async {
+        // The first has the only open channel; when the connection is blocked, the second has to open another.
+        while sink.blocked().is_none() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(sink.blocked().unwrap().contains("alarm"));
+        verdict(&sink, &second).await
+    };
+    let alarm_ends = async {
+        while sink.blocked().is_none() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // Longer than the deadline: the length of the alarm is the fault itself.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        broker.memory_alarm(false).unwrap();
+    };
+    let (first, second, ()) = tokio::join!(verdict(&sink, &first), opens_late, alarm_ends);
+    assert_eq!((first, second), (Verdict::Stored, Verdict::Stored));
+    assert_eq!(sink.blocked(), None);
+    sink.close().await;
+}

@@ -13,6 +13,8 @@ use crate::row::{FoundRow, Granted, ParkedRow, Read};
 const WRITE_PART: u32 = 20;
 /// With so many messages waiting for it, positions are written at once; with fewer when the relay wants few.
 const UNWRITTEN_MAX: usize = 200;
+/// With fewer places than lanes, each so many reads look into all lanes, also those that had nothing last time.
+const LOOK_EVERY: usize = 8;
 
 #[derive(Default)]
 pub(crate) struct Lanes {
@@ -67,6 +69,10 @@ impl Lane {
     fn claimable(&self, now: Instant) -> bool {
         self.deadline > now && self.leaving.is_none()
     }
+
+    fn asked(&self, number: u16, limit: usize) -> Asked {
+        Asked { lane: number, epoch: self.epoch, position: self.position.clone(), limit }
+    }
 }
 
 /// A delivery that was handed out.
@@ -113,6 +119,9 @@ impl Lanes {
 
     /// Divides `want` among the lanes: one each first, in turns; then half of the rest evenly, and the other half among
     /// those that had more last time. No lane may have more than `lane_max` deliveries out or settled ahead.
+    ///
+    /// With fewer places than lanes, those that had more last time are asked, in turns; and now and then, or when there are none
+    /// such, all lanes at once, so that a few places over many lanes do not take many reads that find nothing.
     pub fn ask(&mut self, want: usize, lane_max: usize) -> Vec<Asked> {
         let now = Instant::now();
         let has_room = |lane: &Lane| lane.watermark.open() < lane_max;
@@ -125,16 +134,29 @@ impl Lanes {
         lanes.rotate_left(self.turn % count);
         self.turn = self.turn.wrapping_add(1);
         let full = lanes.iter().filter(|(_, lane)| lane.full).count();
+        if want < count && full < count && !cfg!(seeded_bug = "few_places_are_looked_for_lane_by_lane") {
+            let all = full == 0 || self.turn.is_multiple_of(LOOK_EVERY);
+            lanes.retain(|(_, lane)| all || lane.full);
+            let asked = lanes.into_iter().take(if all { count } else { want });
+            return asked.map(|(number, lane)| lane.asked(*number, 1)).collect();
+        }
         let rest = want.saturating_sub(count);
         let even = if full == 0 { rest } else { rest / 2 } / count;
         let extra = (rest - even * count).checked_div(full).unwrap_or(0);
-        let asked = lanes.into_iter().take(want).map(|(number, lane)| Asked {
-            lane: *number,
-            epoch: lane.epoch,
-            position: lane.position.clone(),
-            limit: (1 + even + if lane.full { extra } else { 0 }).min(lane_max - lane.watermark.open()),
+        let asked = lanes.into_iter().take(want).map(|(number, lane)| {
+            let limit = 1 + even + if lane.full { extra } else { 0 };
+            lane.asked(*number, limit.min(lane_max - lane.watermark.open()))
         });
         asked.collect()
+    }
+
+    /// These lanes had something that was not taken in.
+    pub fn have_more(&mut self, lanes: &[(u16, i64)]) {
+        for (number, epoch) in lanes {
+            if let Some(lane) = self.lanes.get_mut(number).filter(|lane| lane.epoch == *epoch) {
+                lane.full = true;
+            }
+        }
     }
 
     /// Takes in what a read found.
@@ -203,6 +225,7 @@ impl Lanes {
                     scheduled: row.scheduled,
                     behind: row.behind,
                     deaths: 0,
+                    doubts: 0,
                     message,
                 });
             }
@@ -213,11 +236,11 @@ impl Lanes {
     /// Takes in parked messages that can go out.
     pub fn take_in_parked(&mut self, rows: Vec<ParkedRow>) -> Vec<Delivery> {
         let mut deliveries = Vec::with_capacity(rows.len());
-        for ParkedRow { lane, seq, key, attempts, message } in rows {
+        for ParkedRow { lane, seq, key, attempts, deaths, doubts, message } in rows {
             let Some(epoch) = self.lanes.get(&lane).map(|lane| lane.epoch) else { continue };
             let token = self.hand_out(Out { lane, epoch, seq, key, read: None });
-            let (origin, scheduled, behind, deaths) = (Origin::Parked, false, false, 0);
-            deliveries.push(Delivery { token, lane, origin, attempts, scheduled, behind, deaths, message });
+            let (origin, scheduled, behind) = (Origin::Parked, false, false);
+            deliveries.push(Delivery { token, lane, origin, attempts, scheduled, behind, deaths, doubts, message });
         }
         deliveries
     }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Claimed, Delivery, Order, Report, Settled, Settlement, Source, Standing, StoreError, Token, TopicFilter, Want,
-    crash_point,
+    Claimed, Delivery, Noted, Order, Outcome, Report, Settled, Settlement, Source, Standing, StoreError, Token,
+    TopicFilter, Want, crash_point,
 };
 use tokio_postgres::types::ToSql;
 
@@ -83,10 +83,19 @@ pub struct LogSource {
     leases: Link,
     server: Arc<Server>,
     state: Mutex<Lanes>,
-    /// The delivery that travels alone now, with its lane and seq.
-    marked: Mutex<Option<(Token, i16, i64)>>,
+    /// The delivery that travels alone now.
+    marked: Mutex<Option<Marked>>,
     /// One write of positions at a time: an older one must not come after a newer.
     position_turn: tokio::sync::Mutex<()>,
+}
+
+/// A delivery noted in `postroom.suspects`.
+#[derive(Clone)]
+struct Marked {
+    token: Token,
+    lane: i16,
+    epoch: i64,
+    seq: i64,
 }
 
 impl LogSource {
@@ -215,11 +224,6 @@ impl LogSource {
             Err(error) if claimed.deliveries.is_empty() => return Err(error),
             Err(error) => tracing::warn!(%error, "fresh messages could not be claimed"),
         }
-        if want.alone
-            && let Some(delivery) = claimed.deliveries.first_mut()
-        {
-            delivery.deaths = self.mark_alone(delivery).await;
-        }
         let mut state = self.state();
         // A lane may have been lost since its rows were taken in.
         claimed.deliveries.retain(|delivery| state.out_of(delivery.token).is_some());
@@ -232,55 +236,39 @@ impl LogSource {
         Ok(claimed)
     }
 
-    /// Notes the one delivery that will be in flight; how many relays died over it before.
-    async fn mark_alone(&self, delivery: &Delivery) -> u32 {
-        let (out, generation) = {
-            let state = self.state();
-            (state.out_of(delivery.token).map(|out| (out.lane as i16, out.epoch, out.seq)), state.generation)
+    /// Takes the note off the message that travelled alone, if it is settled or, with none, if nothing can be published: a relay
+    /// that dies now did not die over it. What is through is forgotten.
+    async fn unmark(&self, link: &Link, settlements: Option<&[Settlement]>) {
+        let of = |marked: &Marked| {
+            let settlement = settlements?.iter().find(|settlement| settlement.token == marked.token)?;
+            Some(matches!(settlement.outcome, Outcome::Done | Outcome::Dead { .. }))
         };
-        let Some((lane, epoch, seq)) = out else { return 0 };
-        let marked = self
-            .durable
-            .call(generation, "note the message that travels alone", async |session| {
-                let sql = include_str!("sql/mark_alone.sql");
-                session.client.query_opt(sql, &[&self.options.route, &lane, &epoch, &self.options.owner, &seq]).await
-            })
-            .await;
-        *self.marked.lock().unwrap_or_else(PoisonError::into_inner) = Some((delivery.token, lane, seq));
-        match marked {
-            Ok(row) => row.map_or(0, |row| row.get::<_, i32>(0).max(0) as u32),
-            Err(error) => {
-                // It goes out all the same; only its culprit would be found later.
-                tracing::warn!(%error, "a message that travels alone could not be noted");
-                0
-            }
-        }
-    }
-
-    /// What travelled alone is settled: a relay that dies now did not die over it.
-    async fn unmark(&self, settlements: &[Settlement]) {
-        let marked = {
+        let (marked, through) = {
             let mut marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
-            let settled = |(token, ..): &(Token, i16, i64)| settlements.iter().any(|one| one.token == *token);
-            marked.take_if(|marked| settled(marked))
+            match (settlements, marked.as_ref().and_then(of)) {
+                (None, _) => (marked.clone(), false),
+                (Some(_), None) => return,
+                (Some(_), Some(through)) => (marked.take(), through),
+            }
         };
-        let Some((_, lane, seq)) = marked else { return };
+        let Some(Marked { lane, epoch, seq, .. }) = marked else { return };
         let generation = self.state().generation;
-        let unmarked = self
-            .durable
-            .call(generation, "note that a message is through", async |session| {
-                let sql = "update postroom.suspects set alone = false where route = $1 and lane = $2 and seq = $3";
-                session.client.execute(sql, &[&self.options.route, &lane, &seq]).await
+        let unmarked = link
+            .call(generation, "take the note off a message", async |session| {
+                let (route, owner) = (&self.options.route, &self.options.owner);
+                let sql = include_str!("sql/unmark.sql");
+                session.client.execute(sql, &[route, &lane, &epoch, owner, &seq, &through]).await
             })
             .await;
         if let Err(error) = unmarked {
-            tracing::debug!(%error, "the mark of a message stays until the next one is marked");
+            tracing::debug!(%error, "the note about a message stays until the next one is noted");
         }
     }
 
     async fn claim_fresh(&self, want: Want) -> Result<(Vec<Delivery>, bool), StoreError> {
         let (asked, checkpoint, generation) = {
             let mut state = self.state();
+            // Alone, the oldest of all lanes is next: what killed the relay before is among the first.
             let messages = if want.alone { usize::MAX / 2 } else { want.messages };
             let unbounded = cfg!(seeded_bug = "one_lane_takes_every_place");
             let lane_max = if want.alone { 1 } else { want.lane_messages_max };
@@ -342,9 +330,8 @@ impl LogSource {
         crash_point("claim.read");
         let mut asked = asked;
         let mut read = Read::of(&rows)?;
-        if want.alone {
-            read.keep_first(&mut asked);
-        }
+        let places = if want.alone { 1 } else { want.messages };
+        let left_out = if places < asked.len() { read.keep_first(places, &mut asked) } else { Vec::new() };
         let mark = mark.as_ref().map(row::checkpoint).transpose()?;
         let mut state = self.state();
         if state.generation != generation {
@@ -353,7 +340,9 @@ impl LogSource {
         if let Some((seq, xid)) = mark {
             state.floors.checkpoint(seq, xid);
         }
-        Ok(state.take_in(asked, read))
+        state.have_more(&left_out);
+        let (deliveries, more) = state.take_in(asked, read);
+        Ok((deliveries, more || !left_out.is_empty()))
     }
 
     async fn claim_parked(&self, want: Want) -> Result<Vec<Delivery>, StoreError> {
@@ -443,17 +432,23 @@ impl Source for LogSource {
             .call(generation, "renew the lease", async |session| {
                 let sql = include_str!("sql/renew.sql");
                 let deathless = cfg!(seeded_bug = "deaths_are_not_counted");
-                let sql = unless(deathless, sql, "s.deaths + 1", "s.deaths");
+                let sql = unless(deathless, sql, "s.deaths + s.proven::int", "s.deaths");
+                let idle = cfg!(seeded_bug = "idle_deaths_are_counted");
+                let sql = unless(idle, sql, "l.catch_up_seq is not null", "true");
                 let inlined = cfg!(seeded_bug = "renewal_loses_lanes_that_are_being_written");
                 let sql = unless(inlined, sql, "mine as materialized", "mine as");
                 let statement = session.prepared(sql).await?;
                 let (route, owner) = (&self.options.route, &self.options.owner);
-                let Report { sink_down, survived } = report;
-                session.client.query(&statement, &[route, owner, &lanes, &epochs, &lease_ms, sink_down, survived]).await
+                let Report { sink_down, sink_blocked, survived } = report;
+                let trouble = sink_down.as_ref().or(sink_blocked.as_ref());
+                session.client.query(&statement, &[route, owner, &lanes, &epochs, &lease_ms, &trouble, survived]).await
             })
             .await?;
         crash_point("renew.after");
         let (share, granted) = Granted::all(&rows)?;
+        if report.sink_blocked.is_some() {
+            self.unmark(&self.leases, None).await;
+        }
         // Until this has worked the lanes are not ours as far as we know; they are taken again with the next renewal.
         self.unread(generation, &granted).await?;
         {
@@ -478,6 +473,27 @@ impl Source for LogSource {
         let claimed = self.claim_all(want).await;
         self.state().end_claim();
         claimed
+    }
+
+    async fn note(&self, token: Token, proven: bool) -> Result<Noted, StoreError> {
+        let (out, generation) = {
+            let state = self.state();
+            (state.out_of(token).map(|out| (out.lane as i16, out.epoch, out.seq)), state.generation)
+        };
+        // Its lane was lost: it is another relay's to note.
+        let Some((lane, epoch, seq)) = out else { return Ok(Noted { proven, ..Noted::default() }) };
+        *self.marked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Marked { token, lane, epoch, seq });
+        let row = self
+            .durable
+            .call(generation, "note the message that travels alone", async |session| {
+                let sql = include_str!("sql/mark_alone.sql");
+                let (route, owner) = (&self.options.route, &self.options.owner);
+                session.client.query_opt(sql, &[route, &lane, &epoch, owner, &seq, &proven]).await
+            })
+            .await?;
+        let Some(row) = row else { return Ok(Noted { proven, ..Noted::default() }) };
+        let count = |column| row::get::<i32>(&row, column).map(|count| count.max(0) as u32);
+        Ok(Noted { deaths: count(0)?, doubts: count(1)?, proven })
     }
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError> {
@@ -515,7 +531,7 @@ impl Source for LogSource {
                 settled.fenced += usize::from(!state.settle(settlement.token));
             }
         }
-        self.unmark(settlements).await;
+        self.unmark(&self.durable, Some(settlements)).await;
         let due = self.state().positions_are_due(self.options.positions_every);
         if due && let Err(error) = self.write_positions().await {
             // Everything durable is recorded; the positions are kept and written with the next settling.

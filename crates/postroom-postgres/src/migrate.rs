@@ -25,6 +25,9 @@ const MIGRATIONS: &[Migration] = &[
     Migration { number: 3, name: "audit", sql: include_str!("../migrations/0003_audit.sql") },
     Migration { number: 4, name: "trouble", sql: include_str!("../migrations/0004_trouble.sql") },
     Migration { number: 5, name: "receiving", sql: include_str!("../migrations/0005_receiving.sql") },
+    Migration { number: 6, name: "placeholder", sql: include_str!("../migrations/0006_placeholder.sql") },
+    Migration { number: 7, name: "placeholder", sql: include_str!("../migrations/0007_placeholder.sql") },
+    Migration { number: 8, name: "doubts", sql: include_str!("../migrations/0008_doubts.sql") },
 ];
 
 const BOOKKEEPING: &str = "create schema if not exists postroom;

@@ -40,6 +40,9 @@ pub(crate) struct ParkedRow {
     pub seq: i64,
     pub key: Option<String>,
     pub attempts: u32,
+    /// Relays that died over it, and that may have.
+    pub deaths: u32,
+    pub doubts: u32,
     pub message: Message,
 }
 
@@ -65,13 +68,23 @@ impl Read {
 }
 
 impl Read {
-    /// Keeps of all rows only the first that is to be handed out, and of the lanes asked only its own and those that had
-    /// nothing to hand out: the others are as if they had not been asked.
-    pub fn keep_first(&mut self, asked: &mut Vec<Asked>) {
-        let Some(lane) = self.rows.iter().find(|row| row.message.is_some()).map(|row| row.lane) else { return };
-        let others: HashSet<u16> = self.rows.iter().map(|row| row.lane).filter(|other| *other != lane).collect();
-        asked.retain(|ask| !others.contains(&ask.lane));
-        self.rows.retain(|row| row.lane == lane);
+    /// Keeps of all rows those of the first lanes, by seq, that have `messages` to hand out, and of the lanes asked only these
+    /// and those without any rows: the others are as if they had not been asked. Returns those.
+    pub fn keep_first(&mut self, messages: usize, asked: &mut Vec<Asked>) -> Vec<(u16, i64)> {
+        let (mut kept, mut others, mut found) = (HashSet::new(), HashSet::new(), HashSet::new());
+        for row in &self.rows {
+            if kept.contains(&row.lane) || found.len() < messages && !others.contains(&row.lane) {
+                kept.insert(row.lane);
+                if row.message.is_some() || row.cut {
+                    found.insert(row.lane);
+                }
+            } else {
+                others.insert(row.lane);
+            }
+        }
+        self.rows.retain(|row| kept.contains(&row.lane));
+        let left_out = asked.extract_if(.., |ask| others.contains(&ask.lane));
+        left_out.map(|ask| (ask.lane, ask.epoch)).collect()
     }
 }
 
@@ -97,6 +110,8 @@ impl ParkedRow {
             seq: get(row, "seq")?,
             key: get(row, "ordering_key")?,
             attempts: get::<i32>(row, "attempts")?.max(0) as u32,
+            deaths: get::<i32>(row, "deaths")?.max(0) as u32,
+            doubts: get::<i32>(row, "doubts")?.max(0) as u32,
             message: message_of(row)?,
         })
     }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postroom::{
-    Batch, Cause, Claimed, Delivery, Disposition, FailureKind, OnDead, Order, Origin, Outcome, Report, Settled,
-    Settlement, Standing, Token, Verdict, Verdicts, Want, decide, tidy_reason,
+    Batch, Claimed, Delivery, Noted, Order, Origin, Outcome, Report, Settled, Settlement, Standing, Token, Want,
+    tidy_reason,
 };
 
 use crate::backoff::Backoff;
@@ -22,6 +22,10 @@ use crate::parking::Parking;
 use crate::protocol::{Action, BatchId, Counters, EngineOptions, Input};
 use crate::rate::Rate;
 use crate::suspects::Suspects;
+use crate::window::Window;
+
+mod alone;
+mod verdicts;
 
 /// How often parked messages are looked at while nothing says that one became free.
 const PARKED_POLL: Duration = Duration::from_millis(100);
@@ -29,8 +33,6 @@ const PARKED_POLL: Duration = Duration::from_millis(100);
 const POLL_FIRST: Duration = Duration::from_millis(5);
 /// How soon a position is written that nothing else writes.
 const FLUSH_AFTER: Duration = Duration::from_millis(50);
-/// How many relays have to die in a row with this message alone in flight until it is poison.
-const DEATHS_MAX: u32 = 3;
 
 struct Held {
     delivery: Delivery,
@@ -39,6 +41,8 @@ struct Held {
     bytes: usize,
     /// Travels alone: it ended its connection, or relays died over it.
     alone: bool,
+    /// The store is told before it travels.
+    to_note: bool,
     /// Its lane is somebody else's: it is not published again.
     lost: bool,
 }
@@ -52,9 +56,15 @@ pub struct Engine {
     keys: Keys,
     parking: Parking,
     batches: HashMap<BatchId, Vec<Token>>,
-    /// The batch under way is one message that travels alone.
+    /// What is with the sink, or is about to be, is one message that travels alone.
     alone: bool,
+    /// It waits for the store to note it.
+    noting: Option<Token>,
+    /// It is noted and goes out next.
+    noted: Option<Token>,
     suspects: Suspects,
+    /// Something was stored since this process began and since the sink was last found lost.
+    proven: bool,
     next_batch: u64,
     pending: Vec<Settlement>,
     /// The settlements under way; they are tried again when the store could not take them.
@@ -81,10 +91,7 @@ pub struct Engine {
     renew_backoff: Backoff,
     breaker: Breaker,
     rate: Rate,
-    /// Relays that died before this one, and how many messages are through since that is known.
-    deaths: u32,
-    through_since_deaths: usize,
-    survived: bool,
+    window: Window,
     stopping: bool,
     finished: bool,
     counters: Counters,
@@ -102,7 +109,10 @@ impl Engine {
             parking: Parking::default(),
             batches: HashMap::new(),
             alone: false,
+            noting: None,
+            noted: None,
             suspects: Suspects::default(),
+            proven: false,
             next_batch: 0,
             pending: Vec::new(),
             settling: None,
@@ -125,9 +135,7 @@ impl Engine {
             renew_backoff: store_backoff(),
             breaker: Breaker::new(options.sink.batch_messages_max, options.breaker_after),
             rate: Rate::new(options.rate),
-            deaths: 0,
-            through_since_deaths: 0,
-            survived: false,
+            window: Window::new(options.in_flight_max),
             stopping: false,
             finished: false,
             counters: Counters::default(),
@@ -150,6 +158,7 @@ impl Engine {
         match input {
             Input::Renewed(standing) => self.renewed(now, standing),
             Input::Claimed(claimed) => self.claimed(now, claimed),
+            Input::Noted(noted) => self.noted(noted),
             Input::Published(batch, verdicts) => self.published(now, batch, verdicts),
             Input::Settled(settled) => self.settled(now, settled),
             Input::Probed(result) => self.breaker.probed(now, result.map_err(tidy_reason)),
@@ -171,8 +180,8 @@ impl Engine {
         if self.breaker.begins_probe(now) {
             actions.push(Action::Probe);
         }
-        while let Some(publish) = self.next_batch(now) {
-            actions.push(publish);
+        while let Some(action) = self.next_batch(now) {
+            actions.push(action);
         }
         let flush = self.flush_at.is_some_and(|at| now >= at);
         if self.settling.is_none() && (flush || !self.pending.is_empty()) && now >= self.settle_at {
@@ -218,14 +227,13 @@ impl Engine {
         times.into_iter().min()
     }
 
-    /// One message at a time, because relays died before.
-    fn is_alone(&self) -> bool {
-        self.deaths > 0 && self.window() == 1
-    }
-
-    /// What a renewal says about this relay.
+    /// What a renewal says about this relay; whether the sink is blocked only the one who carries it out knows.
     fn report(&self) -> Report {
-        Report { sink_down: self.breaker.open_because().map(str::to_owned), survived: self.survived }
+        Report {
+            sink_down: self.breaker.open_because().map(str::to_owned),
+            sink_blocked: None,
+            survived: self.window.survived(),
+        }
     }
 
     fn is_idle(&self) -> bool {
@@ -237,20 +245,12 @@ impl Engine {
             && !self.renewing
     }
 
-    /// Deliveries that may be in flight: fewer after each relay that died holding our lanes, down to one alone.
-    fn window(&self) -> usize {
-        let shift = 3 * self.deaths.saturating_sub(1).min(10);
-        (self.options.in_flight_max >> shift).max(1)
-    }
-
     fn can_claim(&self) -> bool {
         // Reading for a handful of free places costs as much as for many.
         !self.stopping
             && self.claiming.is_none()
             && self.lanes_held > 0
-            // Alone it would be noted as the one in flight, and blamed for a death, without ever having been published.
-            && !(self.is_alone() && self.breaker.open_because().is_some())
-            && self.credit() >= self.window().div_ceil(4)
+            && self.credit() >= self.window.size().div_ceil(4)
             && self.bytes_left() >= self.options.in_flight_bytes_max.div_ceil(4)
     }
 
@@ -258,13 +258,13 @@ impl Engine {
         if !self.can_claim() || (now < self.claim_at && !self.woken) {
             return None;
         }
-        let alone = self.is_alone();
+        let alone = self.window.is_alone();
         // One at a time the parked ones take turns with the others.
         let parked = now >= self.parked_at && !(alone && self.claiming_parked);
         if parked {
             self.parked_at = now + PARKED_POLL;
         }
-        let window = self.window();
+        let window = self.window.size();
         Some(Want {
             messages: self.credit(),
             bytes: self.bytes_left(),
@@ -277,14 +277,22 @@ impl Engine {
 
     /// How many more deliveries a crash may repeat.
     fn credit(&self) -> usize {
-        self.window().saturating_sub(self.held.len() + self.settled_ahead)
+        self.window.size().saturating_sub(self.held.len() + self.settled_ahead)
     }
 
     fn bytes_left(&self) -> usize {
         self.options.in_flight_bytes_max.saturating_sub(self.held_bytes)
     }
 
+    /// The next batch, or a message that has to be noted before it travels alone.
     fn next_batch(&mut self, now: Duration) -> Option<Action> {
+        if let Some(token) = self.noted.take() {
+            if self.held.get(&token).is_some_and(|held| !held.lost) {
+                return Some(self.publish(vec![token]));
+            }
+            self.alone = false;
+            self.put_back(token);
+        }
         let (messages_max, batches_max) = self.breaker.permits(self.options.sink.batches_in_flight_max)?;
         if self.alone || self.batches.len() >= batches_max || !self.keys.has_ready() {
             return None;
@@ -317,15 +325,25 @@ impl Engine {
         }
         let put_back = if self.breaker.on_trial() { Keys::put_back_last } else { Keys::put_back };
         aside.into_iter().for_each(|run| self.unpop(run.into_iter(), put_back));
+        if tokens.is_empty() {
+            return None;
+        }
+        if let [token] = tokens[..]
+            && self.alone
+            && let Some(note) = self.begin_note(token)
+        {
+            return Some(note);
+        }
+        Some(self.publish(tokens))
+    }
+
+    fn publish(&mut self, tokens: Vec<Token>) -> Action {
         let mut messages = Vec::with_capacity(tokens.len());
         for token in &tokens {
             if let Some(held) = self.held.get_mut(token) {
                 held.with_sink = true;
                 messages.push(held.delivery.message.clone());
             }
-        }
-        if tokens.is_empty() {
-            return None;
         }
         self.rate.took(tokens.len());
         if cfg!(seeded_bug = "settle_before_confirm") {
@@ -334,7 +352,7 @@ impl Engine {
         let id = BatchId(self.next_batch);
         self.next_batch += 1;
         self.batches.insert(id, tokens);
-        Some(Action::Publish(id, Batch::new(messages)))
+        Action::Publish(id, Batch::new(messages))
     }
 
     fn renewed(&mut self, now: Duration, standing: Option<Standing>) {
@@ -350,13 +368,7 @@ impl Engine {
         }
         self.lanes_held = standing.held;
         self.settled_ahead = standing.settled_ahead;
-        if standing.deaths > self.deaths {
-            self.through_since_deaths = 0;
-        }
-        if standing.deaths != self.deaths {
-            self.survived = false;
-        }
-        self.deaths = standing.deaths;
+        self.window.deaths_are(standing.deaths);
         self.lose(&standing.lost_lanes);
     }
 
@@ -450,24 +462,18 @@ impl Engine {
             Origin::Parked => self.parking.stops(key) && !cfg!(seeded_bug = "follower_overtakes_the_failed_one"),
         });
         let bytes = delivery.message.weight();
-        let (deaths, attempts) = (delivery.deaths, delivery.attempts);
-        let suspicious = self.suspects.contains(delivery.message.id);
-        let alone = suspicious || deaths > 0 || self.is_alone();
-        let held = Held { delivery, key: key.clone(), with_sink: false, bytes, alone, lost: false };
+        let (deaths, doubts) = (delivery.deaths, delivery.doubts);
+        let to_note = deaths > 0 || doubts > 0 || self.window.is_alone();
+        let alone = to_note || self.suspects.contains(delivery.message.id);
+        let held = Held { delivery, key: key.clone(), with_sink: false, bytes, alone, to_note, lost: false };
         self.held.insert(token, held);
         self.held_bytes += bytes;
-        if deaths >= DEATHS_MAX && !scheduled && !behind {
-            let error = format!("{deaths} relays in a row died with this message alone in flight");
-            if let Some(key) = &key {
-                self.keys.hold(key);
-            }
-            self.bury(token, attempts.saturating_add(1), Cause::Poison, error);
-        } else if scheduled {
+        if scheduled {
             self.counters.scheduled += 1;
             self.pending.push(Settlement { token, outcome: Outcome::Schedule });
         } else if behind {
             self.queue_up(token, key);
-        } else {
+        } else if !self.condemned(token, Noted { deaths, doubts, proven: self.proven }, key.as_ref()) {
             self.keys.push(key.as_ref(), token);
         }
     }
@@ -485,174 +491,6 @@ impl Engine {
         }
     }
 
-    fn published(&mut self, now: Duration, batch: BatchId, verdicts: Result<Verdicts, String>) {
-        let tokens = self.batches.remove(&batch).unwrap_or_default();
-        self.alone = false;
-        let mut verdicts = match verdicts {
-            Ok(verdicts) => verdicts,
-            Err(why) => {
-                let why = tidy_reason(why);
-                if cfg!(seeded_bug = "outage_burns_an_attempt") {
-                    for token in tokens {
-                        let after = Duration::from_secs(3);
-                        self.park(token, Outcome::Retry { after, attempts: 1, error: "unavailable".to_owned() });
-                    }
-                } else {
-                    self.again(tokens, &why);
-                }
-                self.sink_is_lost(now, why);
-                return;
-            }
-        };
-        let lone = tokens.len() == 1;
-        let mut first: Option<Verdict> = None;
-        let mut again = Vec::new();
-        let mut unknown = String::new();
-        for token in tokens {
-            let Some(held) = self.held.get_mut(&token) else { continue };
-            held.with_sink = false;
-            let mut verdict = verdicts.take(held.delivery.message.id);
-            if cfg!(seeded_bug = "one_verdict_for_the_batch") {
-                verdict = first.get_or_insert(verdict).clone();
-            }
-            if cfg!(seeded_bug = "silence_is_success") && matches!(verdict, Verdict::Unknown(_)) {
-                verdict = Verdict::Stored;
-            }
-            match &verdict {
-                Verdict::Stored => self.breaker.stored(),
-                Verdict::Failed(failure) if matches!(failure.kind, FailureKind::Transient | FailureKind::Busy) => {
-                    if self.breaker.refused(now, &failure.reason) {
-                        self.counters.sink_outages += 1;
-                    }
-                }
-                Verdict::Unknown(why) => unknown = tidy_reason(why.clone()),
-                Verdict::Failed(_) | Verdict::Skipped => {}
-            }
-            let Delivery { message, attempts, .. } = &held.delivery;
-            let disposition = decide(verdict, message, *attempts, &self.options.retry, self.chance.next());
-            match disposition {
-                Disposition::Done => {
-                    self.counters.stored += 1;
-                    self.through(token, Outcome::Done);
-                }
-                Disposition::Dead { attempts, cause, error } => self.bury(token, attempts, cause, error),
-                Disposition::Retry { after, attempts, error } => {
-                    self.counters.retried += 1;
-                    self.park(token, Outcome::Retry { after, attempts, error });
-                }
-                Disposition::Again => {
-                    self.counters.unknown += 1;
-                    again.push(token);
-                }
-            }
-        }
-        if again.is_empty() {
-            self.breaker.batch_came_back();
-        } else {
-            if lone {
-                self.again(again, &unknown);
-            } else {
-                // Nobody can tell which of them it was: from now on one by one.
-                for token in again.into_iter().rev() {
-                    self.put_back(token);
-                }
-            }
-            self.sink_is_lost(now, unknown);
-        }
-    }
-
-    /// A batch ended without verdicts. In company nobody knows whose fault it was; what was alone comes under suspicion: the
-    /// second time it is set aside, with its key, so that others show whether the sink takes them. When others were stored
-    /// between two of its failures, that is a verdict on the message, and burns an attempt.
-    fn again(&mut self, tokens: Vec<Token>, why: &str) {
-        let [token] = tokens[..] else {
-            for token in tokens.into_iter().rev() {
-                self.put_back(token);
-            }
-            return;
-        };
-        let Some(held) = self.held.get_mut(&token) else { return };
-        if held.lost {
-            return self.put_back(token);
-        }
-        held.alone = true;
-        let Delivery { message, lane, attempts, .. } = &held.delivery;
-        let under_way: usize = self.batches.values().map(Vec::len).sum();
-        let suspicion = self.suspects.failed(message.id, *lane, self.counters.stored, under_way as u64);
-        let others_passed = suspicion.others_passed || cfg!(seeded_bug = "outage_makes_poison");
-        let attempts = attempts.saturating_add(u32::from(others_passed));
-        let error = format!("published alone, it ended the connection {} times: {why}", suspicion.failures);
-        let attempts_max = self.options.retry.attempts_max_of(&message.topic, &message.kind);
-        if attempts >= attempts_max && others_passed && !cfg!(seeded_bug = "poison_goes_round_for_ever") {
-            self.bury(token, attempts, Cause::Poison, error);
-        } else if suspicion.failures > 1 && !cfg!(seeded_bug = "a_suspect_keeps_its_place") {
-            held.with_sink = false;
-            let after = self.options.retry.wait(suspicion.failures - 1, self.chance.next());
-            self.counters.retried += 1;
-            self.park(token, Outcome::Retry { after, attempts, error });
-        } else {
-            self.put_back(token);
-        }
-    }
-
-    fn put_back(&mut self, token: Token) {
-        let Some(held) = self.held.get_mut(&token) else { return };
-        held.with_sink = false;
-        if held.lost {
-            let key = held.key.clone();
-            self.let_go(&token);
-            key.iter().for_each(|key| self.keys.free(key));
-            return;
-        }
-        match held.key.clone() {
-            // One before it in its batch failed; it has to stay behind that one.
-            Some(key) if self.parking.stops(&key) => self.queue_up(token, Some(key)),
-            key if held.alone => self.keys.put_back_last(key.as_ref(), token),
-            key => self.keys.put_back(key.as_ref(), token),
-        }
-    }
-
-    /// Makes a dead letter of a delivery; its key goes on or waits, as configured.
-    fn bury(&mut self, token: Token, attempts: u32, cause: Cause, error: String) {
-        self.counters.dead += 1;
-        let keyed = self.held.get(&token).is_some_and(|held| held.key.is_some());
-        let blocks_key = keyed && self.options.on_dead == OnDead::Block;
-        let outcome = Outcome::Dead { attempts, cause, error, blocks_key };
-        if blocks_key && !cfg!(seeded_bug = "block_lets_the_key_go_on") {
-            self.park(token, outcome);
-        } else if cfg!(seeded_bug = "key_goes_on_before_the_dead_letter_is_written") {
-            self.through(token, outcome);
-        } else {
-            // Its key goes on when the dead letter is written. Sooner, a crash would bring the message back, and it could
-            // be stored after those behind it.
-            self.pending.push(Settlement { token, outcome });
-        }
-    }
-
-    /// Settles a delivery and lets the next of its key go.
-    fn through(&mut self, token: Token, outcome: Outcome) {
-        self.pending.push(Settlement { token, outcome });
-        if let Some(key) = self.held.get(&token).and_then(|held| held.key.clone()) {
-            self.keys.free(&key);
-        }
-    }
-
-    /// Parks a delivery; what waits in its key queues up behind it.
-    fn park(&mut self, token: Token, outcome: Outcome) {
-        self.pending.push(Settlement { token, outcome });
-        let Some(key) = self.held.get(&token).and_then(|held| held.key.clone()) else { return };
-        self.parking.stop(key.clone(), self.settle_number + 1);
-        for waiting in self.keys.stop(&key) {
-            self.queue_up(waiting, Some(key.clone()));
-        }
-    }
-
-    fn sink_is_lost(&mut self, now: Duration, why: String) {
-        if self.breaker.lost(now, why) {
-            self.counters.sink_outages += 1;
-        }
-    }
-
     fn settled(&mut self, now: Duration, settled: Option<Settled>) {
         let Some(settlements) = self.settling.take() else { return };
         let Some(settled) = settled else {
@@ -665,18 +503,16 @@ impl Engine {
         self.settle_backoff.succeeded();
         for Settlement { token, outcome } in &settlements {
             let through = matches!(outcome, Outcome::Done | Outcome::Dead { .. });
-            self.through_since_deaths += usize::from(through);
+            if through {
+                self.window.through();
+            }
             if through && let Some(held) = self.held.get(token) {
-                self.suspects.clear(held.delivery.message.id);
+                self.suspects.clear(held.delivery.message.id, held.delivery.lane);
                 if let (Outcome::Dead { blocks_key: false, .. }, Some(key)) = (outcome, &held.key) {
                     self.keys.free(key);
                 }
             }
             self.let_go(token);
-        }
-        if self.deaths > 0 && self.through_since_deaths > self.options.in_flight_max {
-            // More than the relay before this one can have had in flight.
-            self.survived = true;
         }
         self.counters.fenced += settled.fenced as u64;
         self.flush_at = settled.unwritten.then_some(now + FLUSH_AFTER);
@@ -692,6 +528,7 @@ impl Engine {
 
     /// Whether everything claimed has been settled or is waiting for nothing but the sink; for reports at a stop.
     pub fn unfinished(&self) -> usize {
-        self.keys.waiting() + self.batches.values().map(Vec::len).sum::<usize>()
+        let noting = usize::from(self.noting.is_some() || self.noted.is_some());
+        self.keys.waiting() + noting + self.batches.values().map(Vec::len).sum::<usize>()
     }
 }

@@ -14,6 +14,7 @@ mod protocol;
 mod rate;
 mod relay;
 mod suspects;
+mod window;
 
 pub use engine::Engine;
 pub use protocol::{Action, BatchId, Counters, EngineOptions, Input};

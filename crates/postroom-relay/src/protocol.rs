@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use postroom::{
-    Batch, Claimed, OnDead, Order, Report, RetryPolicy, Settled, Settlement, SinkLimits, Standing, Verdicts, Want,
+    Batch, Claimed, Noted, OnDead, Order, Report, RetryPolicy, Settled, Settlement, SinkLimits, Standing, Token,
+    Verdicts, Want,
 };
 
 /// What the engine is told once.
@@ -44,6 +45,8 @@ pub enum Input {
     Renewed(Option<Standing>),
     /// A claim came back.
     Claimed(Option<Claimed>),
+    /// A note about a message that travels alone is written; nothing is known of it where it could not be.
+    Noted(Noted),
     /// A batch came back; an error: the sink was unavailable.
     Published(BatchId, Result<Verdicts, String>),
     /// A settling came back.
@@ -59,10 +62,17 @@ pub enum Input {
 /// What is to be done. Each ends with the input of its name.
 #[derive(Debug)]
 pub enum Action {
-    /// Call [`postroom::Source::renew`].
+    /// Call [`postroom::Source::renew`], and add whether the sink says that it is blocked.
     Renew(Report),
     /// Call [`postroom::Source::claim`].
     Claim(Want),
+    /// Call [`postroom::Source::note`], with `proven` only if the sink does not say that it is blocked.
+    Note {
+        /// What travels alone.
+        token: Token,
+        /// The sink stored something since this process began.
+        proven: bool,
+    },
     /// Call [`postroom::Sink::publish`].
     Publish(BatchId, Batch),
     /// Call [`postroom::Source::settle`].

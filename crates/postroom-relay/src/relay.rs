@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use postroom::{
-    Batch, Failure, Message, MessageSpan, OnDead, Order, RetryPolicy, Sink, Source, Step, StoreError, Verdict,
+    Batch, Failure, Message, MessageSpan, Noted, OnDead, Order, RetryPolicy, Sink, Source, Step, StoreError, Verdict,
     Verdicts, Wake, crash_point, crash_point_over, fingerprint,
 };
 
@@ -216,7 +216,8 @@ impl Relay {
     /// The future that carries an action out; none for the end.
     fn start(&self, action: Action) -> Option<BoxFuture<'_, Option<Input>>> {
         Some(match action {
-            Action::Renew(report) => Box::pin(async move {
+            Action::Renew(mut report) => Box::pin(async move {
+                report.sink_blocked = self.sink.blocked();
                 let standing = self.source.renew(&report).await;
                 Some(Input::Renewed(standing.inspect_err(|error| drop(self.complain("renew the lease", error))).ok()))
             }),
@@ -226,6 +227,13 @@ impl Relay {
                     drop(MessageSpan::begin(Step::Claim, &delivery.message, "postroom", &self.route));
                 }
                 Some(Input::Claimed(claimed.inspect_err(|error| drop(self.complain("claim messages", error))).ok()))
+            }),
+            Action::Note { token, proven } => Box::pin(async move {
+                let proven = proven && self.sink.blocked().is_none();
+                let noted = self.source.note(token, proven).await;
+                let noted =
+                    noted.inspect_err(|error| drop(self.complain("note the message that travels alone", error)));
+                Some(Input::Noted(noted.unwrap_or(Noted { proven, ..Noted::default() })))
             }),
             Action::Settle(settlements) => Box::pin(async move {
                 let settled = self.source.settle(&settlements).await;

@@ -1,12 +1,16 @@
 //! Pure: messages that ended their connection while they were alone. What proves one guilty is that the sink stored others
 //! between its failures; in an outage it stores nothing, so an outage makes no poison, however long and however often.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use postroom::MessageId;
 
 #[derive(Debug, Default)]
-pub(crate) struct Suspects(HashMap<MessageId, Suspicion>);
+pub(crate) struct Suspects {
+    failed: HashMap<MessageId, Suspicion>,
+    /// Relays may have died over these, and this process has let others go first already.
+    set_aside: HashSet<(u16, MessageId)>,
+}
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Suspicion {
@@ -24,7 +28,7 @@ impl Suspects {
     /// are under way in other batches: those prove nothing about what comes after.
     pub fn failed(&mut self, id: MessageId, lane: u16, stored: u64, under_way: u64) -> Suspicion {
         let new = Suspicion { lane, failures: 0, others_passed: false, stored_then: stored };
-        let suspicion = self.0.entry(id).or_insert(new);
+        let suspicion = self.failed.entry(id).or_insert(new);
         suspicion.others_passed = suspicion.failures > 0 && stored > suspicion.stored_then;
         suspicion.failures += 1;
         suspicion.stored_then = stored + under_way;
@@ -32,19 +36,28 @@ impl Suspects {
     }
 
     pub fn contains(&self, id: MessageId) -> bool {
-        self.0.contains_key(&id)
+        self.failed.contains_key(&id)
+    }
+
+    /// Whether this message is set aside now: the first time it is asked.
+    pub fn sets_aside(&mut self, id: MessageId, lane: u16) -> bool {
+        self.set_aside.insert((lane, id))
     }
 
     /// It is through.
-    pub fn clear(&mut self, id: MessageId) {
-        if !self.0.is_empty() {
-            self.0.remove(&id);
+    pub fn clear(&mut self, id: MessageId, lane: u16) {
+        if !self.failed.is_empty() {
+            self.failed.remove(&id);
+        }
+        if !self.set_aside.is_empty() {
+            self.set_aside.remove(&(lane, id));
         }
     }
 
     /// These lanes are somebody else's business now.
     pub fn lose(&mut self, lanes: &[u16]) {
-        self.0.retain(|_, suspicion| !lanes.contains(&suspicion.lane));
+        self.failed.retain(|_, suspicion| !lanes.contains(&suspicion.lane));
+        self.set_aside.retain(|(lane, _)| !lanes.contains(lane));
     }
 }
 

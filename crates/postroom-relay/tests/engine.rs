@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use postroom::{
-    Batch, Cause, Claimed, Delivery, FailureKind, Message, OnDead, Order, Origin, Outcome, RetryPolicy, Settled,
+    Batch, Cause, Claimed, Delivery, FailureKind, Message, Noted, OnDead, Order, Origin, Outcome, RetryPolicy, Settled,
     Settlement, SinkLimits, Standing, Token, Verdict, Verdicts, Want,
 };
 use postroom_relay::{Action, BatchId, Engine, EngineOptions, Input};
@@ -38,6 +38,7 @@ fn delivery(token: u64, key: &str) -> Delivery {
         scheduled: false,
         behind: false,
         deaths: 0,
+        doubts: 0,
         message: Message::new("orders", "order.placed", "x").key(key),
     }
 }
@@ -244,7 +245,7 @@ fn a_stop_claims_nothing_more_and_finishes_what_is_in_flight() {
                 Action::Settle(_) => engine.on(NOW, Input::Settled(Some(Settled::default()))),
                 Action::Claim(_) => panic!("claimed after the stop"),
                 Action::Finish => finished = true,
-                Action::Renew(_) | Action::Probe => {}
+                Action::Renew(_) | Action::Probe | Action::Note { .. } => {}
             }
         }
     }
@@ -339,6 +340,10 @@ fn run_with(
                     engine.on(now, Input::Settled(Some(Settled::default())));
                 }
                 Action::Probe => engine.on(now, Input::Probed(Ok(()))),
+                Action::Note { token, proven } => {
+                    let Delivery { deaths, doubts, .. } = known[&token];
+                    engine.on(now, Input::Noted(Noted { deaths, doubts, proven }));
+                }
                 Action::Renew(_) => {
                     let standing = Standing { held: 16, ..Standing::default() };
                     engine.on(now, Input::Renewed(Some(standing)));
@@ -422,16 +427,15 @@ fn each_relay_that_died_makes_the_steps_smaller() {
         }));
     }
     assert_eq!(wants.iter().map(|want| want.messages).collect::<Vec<_>>(), [2000, 2000, 250, 31, 3]);
-    let mut engine = Engine::new(options());
-    engine.next(NOW);
-    engine.on(NOW, Input::Renewed(Some(Standing { held: 16, deaths: 9, ..Standing::default() })));
-    engine.on(NOW, Input::Probed(Ok(())));
-    let actions = engine.next(NOW);
-    assert!(actions.iter().any(|action| matches!(action, Action::Claim(Want { messages: 1, alone: true, .. }))));
+    let mut engine = after_deaths(9);
     // As many messages as they can have had in flight are through: the next renewal says so.
     let mut now = NOW;
     for n in 0..=100 {
         engine.on(now, claimed(vec![delivery(n, "a")]));
+        if let Some((_, proven)) = noted(&engine.next(now)) {
+            assert_eq!(proven, n > 0, "something was stored");
+            engine.on(now, Input::Noted(Noted { proven, ..Noted::default() }));
+        }
         for (id, batch) in published(&engine.next(now)) {
             engine.on(now, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
         }
@@ -448,6 +452,81 @@ fn each_relay_that_died_makes_the_steps_smaller() {
     }
     let renewal = engine.next(now + Duration::from_secs(6));
     assert!(renewal.iter().any(|action| matches!(action, Action::Renew(report) if report.survived)));
+}
+
+/// An engine that learns that so many relays died, and goes in steps of one message.
+fn after_deaths(deaths: u32) -> Engine {
+    let mut engine = Engine::new(options());
+    engine.next(NOW);
+    engine.on(NOW, Input::Renewed(Some(Standing { held: 16, deaths, ..Standing::default() })));
+    engine.on(NOW, Input::Probed(Ok(())));
+    let actions = engine.next(NOW);
+    assert!(actions.iter().any(|action| matches!(action, Action::Claim(Want { messages: 1, alone: true, .. }))));
+    engine
+}
+
+/// What the engine notes next, if it notes anything.
+fn noted(actions: &[Action]) -> Option<(Token, bool)> {
+    actions.iter().find_map(|action| match action {
+        Action::Note { token, proven } => Some((*token, *proven)),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_message_that_relays_may_have_died_over_lets_others_show_first_that_the_sink_works() {
+    let mut engine = after_deaths(9);
+    let suspect = delivery(1, "a");
+    engine.on(NOW, claimed(vec![suspect.clone(), delivery(2, "a")]));
+    assert_eq!(noted(&engine.next(NOW)), Some((Token(1), false)), "nothing was stored yet");
+    engine.on(NOW, Input::Noted(Noted { doubts: 2, ..Noted::default() }));
+    let actions = engine.next(NOW);
+    assert!(published(&actions).is_empty());
+    let outcomes = settled(&actions);
+    assert!(
+        matches!(&outcomes[0], Settlement { token: Token(1), outcome: Outcome::Retry { attempts: 0, .. } }),
+        "set aside, no attempt burned: {outcomes:?}"
+    );
+    assert!(outcomes.contains(&Settlement { token: Token(2), outcome: Outcome::Queue }), "its key waits: {outcomes:?}");
+    engine.on(NOW, Input::Settled(Some(Settled::default())));
+    // It comes back before anything else was there: it goes out, or it would never.
+    engine.on(NOW, claimed(vec![Delivery { origin: Origin::Parked, doubts: 2, ..suspect }]));
+    assert_eq!(noted(&engine.next(NOW)), Some((Token(1), false)));
+    engine.on(NOW, Input::Noted(Noted { doubts: 2, ..Noted::default() }));
+    assert_eq!(published(&engine.next(NOW)).len(), 1);
+}
+
+#[test]
+fn a_suspect_from_the_parked_ones_travels_alone_and_noted_also_in_a_large_window() {
+    let mut engine = started();
+    engine.on(NOW, claimed(vec![delivery(1, "a")]));
+    for (id, batch) in published(&engine.next(NOW)) {
+        engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
+    }
+    engine.next(NOW);
+    engine.on(NOW, Input::Settled(Some(Settled::default())));
+    let suspect = Delivery { origin: Origin::Parked, deaths: 1, ..delivery(2, "b") };
+    engine.on(NOW, claimed(vec![suspect, delivery(3, "c")]));
+    assert_eq!(noted(&engine.next(NOW)), Some((Token(2), true)), "the sink works: a death now is over this message");
+    assert!(published(&engine.next(NOW)).is_empty(), "nothing beside it");
+    engine.on(NOW, Input::Noted(Noted { deaths: 1, proven: true, ..Noted::default() }));
+    let actions = engine.next(NOW);
+    let (id, batch) = published(&actions)[0];
+    assert_eq!((published(&actions).len(), batch.messages().len()), (1, 1));
+    engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
+    assert_eq!(published(&engine.next(NOW)).len(), 1);
+}
+
+#[test]
+fn a_lane_that_is_lost_while_a_message_is_noted_takes_it_away() {
+    let mut engine = after_deaths(9);
+    engine.on(NOW, claimed(vec![delivery(1, "a")]));
+    assert!(noted(&engine.next(NOW)).is_some());
+    engine.on(NOW, Input::Renewed(Some(Standing { held: 15, lost_lanes: vec![0], deaths: 9, ..Standing::default() })));
+    engine.on(NOW, Input::Noted(Noted::default()));
+    assert!(published(&engine.next(NOW)).is_empty() && engine.in_flight() == 0);
+    engine.on(NOW, claimed(vec![Delivery { lane: 1, ..delivery(2, "b") }]));
+    assert!(noted(&engine.next(NOW)).is_some(), "and others go on");
 }
 
 #[test]

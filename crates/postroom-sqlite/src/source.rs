@@ -194,7 +194,7 @@ impl Inner {
         self.next_token += 1;
         let key = message.ordering_key().map(str::to_owned);
         self.out.insert(token, Out { seq, key, read });
-        Delivery { token, lane: LANE, origin, attempts, scheduled, behind, deaths: 0, message }
+        Delivery { token, lane: LANE, origin, attempts, scheduled, behind, deaths: 0, doubts: 0, message }
     }
 
     fn claim(&mut self, want: Want) -> Result<Claimed, rusqlite::Error> {

@@ -32,8 +32,11 @@ pub struct Delivery {
     pub scheduled: bool,
     /// Another message of its key was parked when this one was read: it queues up behind it.
     pub behind: bool,
-    /// Relays that died while this was the only message that they had in flight.
+    /// Relays that died while this was the only message that they had with the sink, after the sink was seen to work.
+    /// From the outbox it is not known before [`crate::Source::note`] tells.
     pub deaths: u32,
+    /// The same before the sink was seen to work: an outage may have had the same end.
+    pub doubts: u32,
     /// The message itself.
     pub message: Message,
 }

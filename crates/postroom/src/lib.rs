@@ -52,7 +52,7 @@ pub use projection::NewerUpsert;
 pub use redact::redact_url;
 pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide, tidy_reason};
 pub use sink::{Batch, Sink, SinkLimits};
-pub use source::{Claimed, Report, Settled, Source, Standing, Want};
+pub use source::{Claimed, Noted, Report, Settled, Source, Standing, Want};
 pub use status::{RouteStatus, StoreStatus};
 pub use subscription::{Received, Subscription};
 pub use topics::{InvalidTopicPattern, TopicFilter};

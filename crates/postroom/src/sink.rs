@@ -59,6 +59,12 @@ pub trait Sink: Send + Sync {
     /// Connects if need be, and says whether publishing has a chance.
     async fn probe(&self) -> Result<(), Unavailable>;
 
+    /// Why it takes nothing for now although its connection is up (an alarm of the broker); none: it takes messages, or nobody
+    /// knows. Asked often; it must not wait.
+    fn blocked(&self) -> Option<String> {
+        None
+    }
+
     /// Closes connections; what is under way ends as `Unknown` or `Unavailable`.
     async fn close(&self);
 }

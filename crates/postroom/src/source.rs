@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::delivery::{Delivery, Settlement};
+use crate::delivery::{Delivery, Settlement, Token};
 use crate::error::StoreError;
 
 /// How much a relay wants.
@@ -19,8 +19,7 @@ pub struct Want {
     pub lane_messages_max: usize,
     /// Whether to look at parked messages too.
     pub parked: bool,
-    /// At most one delivery in all, and durably noted before it is handed out: should this relay die over it, the next one
-    /// is told ([`Delivery::deaths`]).
+    /// At most one delivery in all.
     pub alone: bool,
 }
 
@@ -36,8 +35,22 @@ impl Want {
 pub struct Report {
     /// Why the sink is not published to now.
     pub sink_down: Option<String>,
+    /// Why the sink takes nothing for now although its connection is up ([`crate::Sink::blocked`]). Nobody can die over a
+    /// message that cannot be published: the note about the one that travels alone ([`Source::note`]) is taken off.
+    pub sink_blocked: Option<String>,
     /// What killed the relays before this one, if it was a message, is behind it: their deaths count no more.
     pub survived: bool,
+}
+
+/// What is known of a message that is about to travel alone.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Noted {
+    /// As in [`Delivery::deaths`].
+    pub deaths: u32,
+    /// As in [`Delivery::doubts`].
+    pub doubts: u32,
+    /// What was written: a death from now on counts against the message, and is not only a doubt.
+    pub proven: bool,
 }
 
 /// What a claim brought.
@@ -99,6 +112,17 @@ pub trait Source: Send + Sync {
 
     /// Hands out up to `want` deliveries of the lanes held.
     async fn claim(&self, want: Want) -> Result<Claimed, StoreError>;
+
+    /// Notes durably that this delivery is about to be the only one with the sink, so that the next relay is told should this
+    /// one die over it, and says what is known of it. With `proven` the sink was seen to work: a death counts against the
+    /// message ([`Delivery::deaths`]). Without, it may as well be an outage, and raises a doubt only ([`Delivery::doubts`]).
+    /// Settling the delivery takes the note off; when it is through, everything known of it is forgotten.
+    ///
+    /// Default, for stores that keep no such notes: nothing is known.
+    async fn note(&self, token: Token, proven: bool) -> Result<Noted, StoreError> {
+        let _ = token;
+        Ok(Noted { proven, ..Noted::default() })
+    }
 
     /// Records outcomes, and writes positions when it is time to: seldom enough that a snapshot held open somewhere does not make
     /// them dear. May be called again with the same settlements after an error: it repeats nothing.

@@ -1,6 +1,7 @@
 //! Publishing: a few channels take turns, each with a barrier of confirms a batch.
 
 use std::collections::HashMap;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,12 +16,17 @@ use tokio::sync::{Mutex, Semaphore};
 use super::{RabbitmqOptions, connect, properties};
 use crate::OpenSinkError;
 
+/// How often within its deadline a publish looks whether the broker has blocked the connection.
+const DEADLINE_PARTS: u32 = 8;
+
 /// Publishes to one topic exchange.
 pub struct RabbitmqSink {
     options: RabbitmqOptions,
     exchange: ShortString,
     turns: Semaphore,
     pool: Mutex<Pool>,
+    /// Of the connection in the pool, to be looked at without waiting for it.
+    status: std::sync::Mutex<Option<ConnectionStatus>>,
 }
 
 /// The connection and its idle channels. A channel is taken out while a batch is on it: one that a cancelled or failed
@@ -66,7 +72,13 @@ impl RabbitmqSink {
         options.check()?;
         let exchange = ShortString::try_new(options.exchange.as_str())
             .map_err(|error| OpenSinkError { kind: "rabbitmq", problem: error.to_string() })?;
-        Ok(Self { turns: Semaphore::new(options.channels), exchange, options, pool: Mutex::default() })
+        Ok(Self {
+            turns: Semaphore::new(options.channels),
+            exchange,
+            options,
+            pool: Mutex::default(),
+            status: Default::default(),
+        })
     }
 
     fn unavailable(&self, error: impl Into<postroom::BoxError>) -> Unavailable {
@@ -77,11 +89,17 @@ impl RabbitmqSink {
         Duration::from_secs(self.options.publish_deadline_seconds)
     }
 
+    fn no_answer(&self) -> String {
+        format!("no answer within {} s", self.deadline().as_secs())
+    }
+
     async fn channel(&self) -> Result<(Channel, ConnectionStatus), Unavailable> {
         let mut pool = self.pool.lock().await;
         if pool.connection.as_ref().is_none_or(|connection| !connection.status().connected()) {
             pool.idle.clear();
-            pool.connection = Some(connect(&self.options.url, "postroom relay").await?);
+            let connection = connect(&self.options.url, "postroom relay").await?;
+            *self.status.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.status().clone());
+            pool.connection = Some(connection);
         }
         let Pool { connection: Some(connection), idle } = &mut *pool else {
             return Err(self.unavailable("no connection"));
@@ -92,26 +110,34 @@ impl RabbitmqSink {
                 return Ok((channel, status));
             }
         }
-        let opened = tokio::time::timeout(self.deadline(), self.open_channel(connection)).await;
-        let opened = opened.map_err(|elapsed| self.unavailable(elapsed))?;
+        let opened = self.in_time(&status, self.open_channel(connection)).await;
+        let opened = opened.ok_or_else(|| self.unavailable(self.no_answer()))?;
         Ok((opened.map_err(|error| self.unavailable(error))?, status))
     }
 
-    /// What `publishing` brings within the deadline. While an alarm of the broker (memory, disk) keeps the connection blocked the
-    /// deadline starts anew: nothing is sent meanwhile and nothing is lost by waiting, whereas a new connection would be blocked
-    /// too, and what this one had sent before would be stored twice.
+    /// What publishing, or opening a channel for it, brings within the deadline. The deadline counts from when an alarm of the
+    /// broker (memory, disk) last kept the connection blocked: nothing is sent meanwhile and nothing is lost by waiting, whereas a
+    /// new connection would be blocked too, and what this one had sent before would be stored twice.
     async fn in_time<T>(&self, connection: &ConnectionStatus, publishing: impl Future<Output = T>) -> Option<T> {
         let mut publishing = std::pin::pin!(publishing);
+        let (mut blocked, mut free) = (0, 0);
         loop {
-            match tokio::time::timeout(self.deadline(), &mut publishing).await {
+            match tokio::time::timeout(self.deadline() / DEADLINE_PARTS, &mut publishing).await {
                 Ok(outcome) => return Some(outcome),
                 Err(_) if connection.connected() && connection.blocked() => {
+                    (blocked, free) = (blocked + 1, 0);
+                    if blocked % DEADLINE_PARTS != 0 {
+                        continue;
+                    }
                     let url = redact_url(&self.options.url);
                     tracing::warn!(
                         "RabbitMQ at {url} has blocked this connection (a memory or disk alarm); publishing waits for it"
                     );
                 }
-                Err(_) => return None,
+                Err(_) => free += 1,
+            }
+            if free >= DEADLINE_PARTS {
+                return None;
             }
         }
     }
@@ -214,8 +240,7 @@ impl Sink for RabbitmqSink {
             // Whatever was confirmed in time is unknown too: a return may still have been on its way. Nobody may use the
             // connection any more; a broker that does not answer for so long is as good as gone.
             self.pool.lock().await.connection = None;
-            let elapsed = format!("no answer within {} s", self.deadline().as_secs());
-            return Err(self.unavailable(elapsed));
+            return Err(self.unavailable(self.no_answer()));
         };
         let mut answered = false;
         let mut last_error = None;
@@ -265,6 +290,15 @@ impl Sink for RabbitmqSink {
         let (channel, _) = self.channel().await?;
         self.pool.lock().await.idle.push(channel);
         Ok(())
+    }
+
+    fn blocked(&self) -> Option<String> {
+        let status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let blocked = status.as_ref().is_some_and(|status| status.connected() && status.blocked());
+        blocked.then(|| {
+            let url = redact_url(&self.options.url);
+            format!("RabbitMQ at {url} has blocked this connection (a memory or disk alarm)")
+        })
     }
 
     async fn close(&self) {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod alarms;
 mod commands;
 mod crashes;
 mod example;

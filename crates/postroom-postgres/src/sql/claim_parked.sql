@@ -2,7 +2,7 @@
 -- $1 route, $2 lanes held, $3 seqs already handed out, $4 limit of heads and of the whole, $5 limit of followers a head,
 -- $6 bytes. Nothing of a blocked key.
 -- Heads by (route, due_at); a head in hand keeps its followers back. Followers by (route, ordering_key, seq), up to the
--- next head of the key, which waits for its own time. Payloads are fetched only for what is handed out.
+-- next head of the key, which waits for its own time. With each, the relays that died over it and that may have. Payloads are fetched only for what is handed out.
 with heads as (
     select p.seq, p.ordering_key, p.state from postroom.parked p
      where p.route = $1 and p.state <> 'queued' and p.due_at <= clock_timestamp() and p.lane = any ($2::smallint[])
@@ -35,7 +35,9 @@ weighed as (
       from chosen c join postroom.parked p on p.route = $1 and p.seq = c.seq
 )
 select p.lane, p.seq, p.ordering_key, p.attempts, p.id, p.topic, p.type, p.payload, p.key, p.routing_key, p.content_type,
-       p.headers::text, p.tenant_id, p.aggregate_type, p.aggregate_id, p.aggregate_version, p.occurred_at
+       p.headers::text, p.tenant_id, p.aggregate_type, p.aggregate_id, p.aggregate_version, p.occurred_at,
+       coalesce(s.deaths, 0) as deaths, coalesce(s.doubts, 0) as doubts
   from weighed c join postroom.parked p on p.route = $1 and p.seq = c.seq
+       left join postroom.suspects s on s.route = $1 and s.lane = p.lane and s.seq = p.seq
  where coalesce(c.before, 0) < $6
  order by p.seq

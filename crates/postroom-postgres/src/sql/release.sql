@@ -2,7 +2,13 @@
 -- $1 route, $2 lanes, $3 epochs, $4 owner.
 with forgotten as (
     delete from postroom.suspects s
-     using unnest($2::smallint[]) as p (lane) where s.route = $1 and s.lane = p.lane and s.deaths = 0
+     using unnest($2::smallint[]) as p (lane)
+     where s.route = $1 and s.lane = p.lane and s.deaths = 0 and s.doubts = 0
+),
+unmarked as (
+    update postroom.suspects s set alone = false
+      from unnest($2::smallint[]) as p (lane)
+     where s.route = $1 and s.lane = p.lane and s.alone and (s.deaths > 0 or s.doubts > 0)
 )
 update postroom.lanes l
    set owner = null, expires_at = null

@@ -5,6 +5,7 @@
 mod adapters;
 mod bytes;
 mod contract;
+mod deaths;
 mod leases;
 mod log_source;
 mod migrations;

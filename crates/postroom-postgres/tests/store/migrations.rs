@@ -9,7 +9,8 @@ use crate::setup::connector;
 async fn migrating_again_changes_nothing() {
     let database = Database::create().await;
     let first = migrate(&connector(&database), 4).await.unwrap();
-    assert_eq!(first.applied, [(1, "foundation"), (2, "relays"), (3, "audit"), (4, "trouble"), (5, "receiving")]);
+    let names = ["foundation", "relays", "audit", "trouble", "receiving", "placeholder", "placeholder", "doubts"];
+    assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();
     assert_eq!((second.applied.len(), second.version), (0, first.version));
 }
@@ -20,7 +21,7 @@ async fn processes_that_migrate_at_once_do_not_meet() {
     let connector = connector(&database);
     let runs = futures_util::future::join_all((0..8).map(|_| migrate(&connector, 4))).await;
     let applied: usize = runs.into_iter().map(|run| run.unwrap().applied.len()).sum();
-    assert_eq!(applied, 5);
+    assert_eq!(applied, 8);
 }
 
 #[tokio::test]

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use postroom::{Cause, DeadFilter, Deed, KeyDeed, MessageId, Outcome, Report, Side, Source, Want};
-use postroom_postgres::{LogSource, act_on_key, dead_letters, discard_dead, retry_dead, waiting_keys, whereabouts};
+use postroom_postgres::{act_on_key, dead_letters, discard_dead, retry_dead, waiting_keys, whereabouts};
 use postroom_testkit::postgres::Database;
 
+use crate::deaths::{dies, succeeds};
 use crate::setup::{ROUTE, claim_all, connector, done, drain, enqueue, prepared, settled, source};
 
 fn deed() -> Deed {
@@ -248,57 +249,6 @@ async fn a_read_brings_about_as_many_bytes_as_were_asked_for_and_nothing_is_left
     assert_eq!((ids.len(), found.len()), (120, 120), "I1");
 }
 
-/// As if the relay that holds the lanes had died, and its lease had run out.
-async fn dies(database: &Database, source: LogSource) {
-    drop(source);
-    let client = database.connect().await;
-    client
-        .batch_execute(
-            "update postroom.lanes set expires_at = '-infinity'; update postroom.relays set expires_at = '-infinity'",
-        )
-        .await
-        .unwrap();
-}
-
-async fn succeeds(database: &Database, n: usize) -> (LogSource, u32) {
-    let source = LogSource::open(connector(database), crate::setup::options(&format!("relay-{n}"))).await.unwrap();
-    let deaths = source.renew(&Report::default()).await.unwrap().deaths;
-    (source, deaths)
-}
-
-#[tokio::test]
-async fn relays_that_die_are_counted_and_the_message_that_was_alone_is_told() {
-    let database = prepared().await;
-    let client = database.connect().await;
-    let ids = enqueue(&client, Some("a"), 3).await;
-    let alone = Want { alone: true, ..Want::up_to(1) };
-    let mut seen = Vec::new();
-    for n in 0..4 {
-        let (source, deaths) = succeeds(&database, n).await;
-        assert_eq!(deaths as usize, n);
-        let claimed = source.claim(alone).await.unwrap().deliveries;
-        assert_eq!((claimed.len(), claimed[0].message.id), (1, ids[0]));
-        seen.push(claimed[0].deaths);
-        assert!(source.claim(alone).await.unwrap().deliveries.len() <= 1);
-        dies(&database, source).await;
-    }
-    assert_eq!(seen, [0, 1, 2, 3], "I7");
-    // It is buried; the next one begins anew, and whoever survives says so.
-    let (source, deaths) = succeeds(&database, 5).await;
-    assert_eq!(deaths, 4);
-    let claimed = source.claim(alone).await.unwrap().deliveries;
-    assert_eq!(claimed[0].deaths, 4);
-    source.settle(&[settled(claimed[0].token, dead(false))]).await.unwrap();
-    let claimed = source.claim(alone).await.unwrap().deliveries;
-    assert_eq!((claimed[0].message.id, claimed[0].deaths), (ids[1], 0));
-    let survived = Report { survived: true, ..Report::default() };
-    assert_eq!(source.renew(&survived).await.unwrap().deaths, 0);
-    source.settle(&done([claimed[0].token])).await.unwrap();
-    source.release().await.unwrap();
-    let (_, deaths) = succeeds(&database, 6).await;
-    assert_eq!(deaths, 0, "a graceful end is no death");
-}
-
 #[tokio::test]
 async fn what_a_dead_relay_had_queued_up_does_not_overtake_what_it_had_in_hand() {
     let database = prepared().await;
@@ -343,7 +293,7 @@ async fn why_tells_what_a_message_waits_for() {
     let place = &whereabouts(&connector(&database), ids[1]).await.unwrap()[0];
     assert!(place.because[0].contains(&ids[0].to_string()), "{:?}", place.because);
     assert!(place.because.iter().any(|line| line.contains("relay holds its lane")), "{:?}", place.because);
-    let down = Report { sink_down: Some("connection refused".to_owned()), survived: false };
+    let down = Report { sink_down: Some("connection refused".to_owned()), ..Report::default() };
     source.renew(&down).await.unwrap();
     let place = &whereabouts(&connector(&database), ids[0]).await.unwrap()[0];
     assert!(place.because.iter().any(|line| line.contains("sink is down")), "{:?}", place.because);

@@ -51,8 +51,16 @@ pub struct Database {
     pub parked: BTreeMap<Place, Parked>,
     pub dead: BTreeMap<Place, (Row, u32, Cause)>,
     pub blocked: BTreeSet<(String, Option<Place>)>,
-    /// Alone now, and relays that died over it.
-    pub suspects: BTreeMap<Place, (bool, u32)>,
+    pub suspects: BTreeMap<Place, Suspect>,
+}
+
+/// What is known of a message that was alone with the sink.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Suspect {
+    alone: bool,
+    proven: bool,
+    pub deaths: u32,
+    pub doubts: u32,
 }
 
 pub struct Granted {
@@ -71,6 +79,8 @@ pub struct Found {
     pub wanted: bool,
     pub behind: bool,
     pub attempts: u32,
+    pub deaths: u32,
+    pub doubts: u32,
 }
 
 /// What a settling records about one delivery.
@@ -112,14 +122,22 @@ impl Database {
             if kept {
                 if survived {
                     lane.deaths = 0;
-                    self.suspects.retain(|place, _| place.0 != number);
+                    let parked = &self.parked;
+                    self.suspects
+                        .retain(|place, suspect| place.0 != number || suspect.alone || parked.contains_key(place));
                 }
             } else {
                 room -= 1;
-                let died = lane.owner.is_some() && !ours;
-                lane.deaths += u32::from(died);
-                for (_, (alone, deaths)) in self.suspects.range_mut((number, 0)..(number + 1, 0)).filter(|_| died) {
-                    *deaths += u32::from(std::mem::take(alone));
+                let orphaned = lane.owner.is_some() && !ours;
+                let due = |(place, parked): (&Place, &Parked)| {
+                    place.0 == number && parked.state == State::Retry && parked.due <= now
+                };
+                let busy = lane.position < lane.log.len() || self.parked.iter().any(due);
+                lane.deaths += u32::from(orphaned && busy);
+                for (_, suspect) in self.suspects.range_mut((number, 0)..(number + 1, 0)).filter(|_| orphaned) {
+                    let alone = std::mem::take(&mut suspect.alone);
+                    suspect.deaths += u32::from(alone && suspect.proven);
+                    suspect.doubts += u32::from(alone && !suspect.proven);
                 }
                 let position = lane.position;
                 let unread = |place: &Place, parked: &Parked| {
@@ -140,6 +158,10 @@ impl Database {
         for (number, epoch) in lanes {
             if self.holds(owner, *number, *epoch) {
                 self.lanes[usize::from(*number)].owner = None;
+                self.suspects.retain(|place, suspect| place.0 != *number || suspect.deaths > 0 || suspect.doubts > 0);
+                for (_, suspect) in self.suspects.range_mut((*number, 0)..(*number + 1, 0)) {
+                    suspect.alone = false;
+                }
             }
         }
     }
@@ -166,6 +188,8 @@ impl Database {
                 behind: row.key.as_deref().is_some_and(|key| self.waits(key)),
                 row: row.clone(),
                 attempts: 0,
+                deaths: 0,
+                doubts: 0,
             }
         });
         found.collect()
@@ -196,7 +220,9 @@ impl Database {
             }
             if goes && found.len() < limit {
                 let row = parked.row.clone();
-                found.push(Found { place: *place, row, wanted: true, behind: false, attempts: parked.attempts });
+                let Suspect { deaths, doubts, .. } = self.suspects.get(place).copied().unwrap_or_default();
+                let attempts = parked.attempts;
+                found.push(Found { place: *place, row, wanted: true, behind: false, attempts, deaths, doubts });
             }
         }
         found
@@ -256,16 +282,28 @@ impl Database {
         held
     }
 
-    pub fn mark_alone(&mut self, owner: &str, epoch: i64, place: Place) -> u32 {
+    pub fn mark_alone(&mut self, owner: &str, epoch: i64, place: Place, proven: bool) -> Suspect {
         if !self.holds(owner, place.0, epoch) {
-            return 0;
+            return Suspect::default();
         }
-        for (other, (alone, _)) in &mut self.suspects {
-            *alone &= self.lanes[usize::from(other.0)].owner.as_deref() != Some(owner);
+        for (other, suspect) in &mut self.suspects {
+            suspect.alone &= self.lanes[usize::from(other.0)].owner.as_deref() != Some(owner);
         }
-        let (alone, deaths) = self.suspects.entry(place).or_default();
-        *alone = true;
-        *deaths
+        let suspect = self.suspects.entry(place).or_default();
+        (suspect.alone, suspect.proven) = (true, proven);
+        *suspect
+    }
+
+    /// Takes the note off; forgets a message that is through.
+    pub fn unmark(&mut self, owner: &str, epoch: i64, place: Place, through: bool) {
+        if !self.holds(owner, place.0, epoch) {
+            return;
+        }
+        if through {
+            self.suspects.remove(&place);
+        } else if let Some(suspect) = self.suspects.get_mut(&place) {
+            suspect.alone = false;
+        }
     }
 
     fn promote(&mut self, now: Duration, key: &str) {

@@ -55,7 +55,8 @@ fn no_seed_breaks_an_invariant() {
     }
     assert!(failures.is_empty(), "invariants were broken");
     if seeds.end - seeds.start >= 500 {
-        let quiet = [tally.kills, tally.pauses, tally.outages, tally.duplicates, tally.dead].contains(&0);
+        let Tally { kills, pauses, outages, duplicates, dead, kills_in_alarms, poison, .. } = tally;
+        let quiet = [kills, pauses, outages, duplicates, dead, kills_in_alarms, poison].contains(&0);
         assert!(!quiet, "a simulation in which nothing happens proves nothing: {tally:?}");
     }
 }
@@ -71,4 +72,7 @@ fn add(total: &mut Tally, one: Tally) {
     total.fenced += one.fenced;
     total.steps += one.steps;
     total.slips += one.slips;
+    total.alarms += one.alarms;
+    total.kills_in_alarms += one.kills_in_alarms;
+    total.poison += one.poison;
 }

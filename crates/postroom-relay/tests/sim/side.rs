@@ -12,6 +12,8 @@ pub struct Side {
     pub owner: String,
     lanes: BTreeMap<u16, Lane>,
     out: HashMap<Token, Out>,
+    /// What is noted as alone with the sink.
+    pub marked: Option<(Token, Place, i64)>,
     next_token: u64,
     lost: Vec<u16>,
     claiming: bool,
@@ -232,7 +234,8 @@ impl Side {
             attempts: found.attempts,
             scheduled: false,
             behind: found.behind && origin == Origin::Outbox,
-            deaths: 0,
+            deaths: found.deaths,
+            doubts: found.doubts,
             message: found.row.message,
         }
     }

@@ -55,6 +55,13 @@ impl World {
         }
     }
 
+    /// Whether an alarm holds this batch up. What kills its process does so before anything is sent.
+    pub(super) fn waits_for_the_alarm(&self, batch: &Batch) -> bool {
+        let kills =
+            |message: &Message| self.known.get(&message.id).is_some_and(|known| known.nature == Nature::KillsProcess);
+        self.now < self.alarm_until && self.sink_up && !batch.messages().iter().any(kills)
+    }
+
     pub(super) fn publish(&mut self, index: usize, alive: bool, batch: &Batch) -> Option<Result<Verdicts, String>> {
         let answer = self.take(index, alive, batch);
         self.tally.slips += u64::from(matches!(answer, Some(Err(_))));

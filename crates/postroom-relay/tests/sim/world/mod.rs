@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use postroom::{
-    Batch, FailureKind, Message, MessageId, OnDead, Order, RetryPolicy, Settled, Settlement, SinkLimits, Verdict,
-    Verdicts,
+    Batch, FailureKind, Message, MessageId, Noted, OnDead, Order, RetryPolicy, Settled, Settlement, SinkLimits, Token,
+    Verdict, Verdicts,
 };
 use postroom_relay::{Action, BatchId, Engine, EngineOptions, Input};
 use postroom_testkit::chance::Chance;
@@ -48,6 +48,11 @@ pub struct Tally {
     pub steps: u64,
     /// Lost answers and cut connections, each of them a fault.
     pub slips: u64,
+    /// Alarms of the broker, and relays killed during long ones.
+    pub alarms: u64,
+    pub kills_in_alarms: u64,
+    /// Messages that are dead as poison.
+    pub poison: u64,
 }
 
 /// How the sink and the process take a message.
@@ -90,15 +95,16 @@ struct Relay {
     side: Side,
     paused_until: Duration,
     stopping: bool,
-    /// The survived flag of the renewal under way.
+    /// Something of it waits for an alarm to end.
+    blocked: bool,
     step_at: Option<Duration>,
 }
 
 enum Op {
-    Renew { held: Vec<(u16, i64)>, survived: bool, deadline: Duration },
+    Renew { held: Vec<(u16, i64)>, survived: bool, blocked: bool, deadline: Duration },
     Release { lanes: Vec<(u16, i64)>, renewal: bool },
     Claim(Asked),
-    MarkAlone(postroom::Claimed, Place, i64),
+    Note { token: Token, place: Place, epoch: i64, proven: bool },
     Settle { settlements: Vec<Settlement>, entries: Vec<Entry> },
     Positions { moves: Vec<(u16, i64, usize)>, then: Option<Settled> },
     Publish(BatchId, Batch),
@@ -116,7 +122,7 @@ enum Reply {
     Renewed(Option<Renewal>),
     GaveBack { renewal: bool },
     Claimed(Option<Answer>),
-    Marked(postroom::Claimed, u32),
+    Noted(Noted),
     Settled { settlements: Vec<Settlement>, held: Option<BTreeSet<u16>> },
     Positions { moves: Vec<(u16, i64, usize)>, written: Option<BTreeSet<u16>>, then: Option<Settled> },
     Published(BatchId, Result<Verdicts, String>),
@@ -133,6 +139,8 @@ enum Event {
     Start(usize),
     Database(bool),
     Sink(bool),
+    Alarm(Duration),
+    KillInAlarm,
     Operator,
     Unpark(String),
 }
@@ -145,6 +153,8 @@ pub struct World {
     database: Database,
     database_up: bool,
     sink_up: bool,
+    /// Connections stay, and nothing is taken until then.
+    alarm_until: Duration,
     relays: Vec<Relay>,
     known: HashMap<MessageId, Known>,
     committed: Vec<MessageId>,
@@ -190,6 +200,7 @@ impl World {
             database: Database::new(LANES),
             database_up: true,
             sink_up: true,
+            alarm_until: Duration::ZERO,
             relays: (0..relays)
                 .map(|_| Relay {
                     incarnation: 0,
@@ -197,6 +208,7 @@ impl World {
                     side: Side::default(),
                     paused_until: Duration::ZERO,
                     stopping: false,
+                    blocked: false,
                     step_at: None,
                 })
                 .collect(),
@@ -230,6 +242,9 @@ impl World {
                 let at = world.millis(500, 45_000);
                 world.at(at, Event::Fault);
             }
+        }
+        if !world.calm && world.chance.percent(15) {
+            world.long_alarm();
         }
         for _ in 0..world.chance.below(6) {
             let at = world.millis(5_000, 59_000);
@@ -345,6 +360,8 @@ impl World {
             self.violated("I3", format!("{} duplicates, the faults explain {bound}", self.tally.duplicates));
         }
         self.tally.dead = self.database.dead.len() as u64;
+        let poison = self.database.dead.values().filter(|(.., cause)| *cause == postroom::Cause::Poison);
+        self.tally.poison = poison.count() as u64;
     }
 
     fn happens(&mut self, event: Event) {
@@ -358,6 +375,12 @@ impl World {
             Event::Fault => self.fault(),
             Event::Database(up) => self.database_up = up,
             Event::Sink(up) => self.sink_up = up,
+            Event::Alarm(until) => {
+                self.note(|| format!("the broker has an alarm until {:.3}", until.as_secs_f64()));
+                self.alarm_until = self.alarm_until.max(until);
+                self.tally.alarms += 1;
+            }
+            Event::KillInAlarm => self.kill_in_alarm(),
             Event::Operator => self.operator(),
             Event::Unpark(key) => self.database.unpark_key(self.now, &key),
         }

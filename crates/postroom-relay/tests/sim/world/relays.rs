@@ -32,6 +32,7 @@ impl World {
         relay.side = Side::new(format!("relay-{index}-{}", relay.incarnation));
         relay.engine = Some(Engine::new(options));
         relay.stopping = false;
+        relay.blocked = false;
         relay.paused_until = Duration::ZERO;
         relay.step_at = None;
         self.step_soon(index);
@@ -65,9 +66,20 @@ impl World {
             let side = &mut self.relays[index].side;
             let op = match action {
                 Action::Renew(report) => {
-                    Op::Renew { held: side.held(), survived: report.survived, deadline: now + LEASE }
+                    let (held, survived) = (side.held(), report.survived);
+                    Op::Renew { held, survived, blocked: self.relays[index].blocked, deadline: now + LEASE }
                 }
                 Action::Claim(want) => Op::Claim(side.ask(now, want)),
+                Action::Note { token, proven } => {
+                    let Some((place, epoch)) = side.place_of(token) else {
+                        // Its lane was lost.
+                        let (incarnation, noted) = (self.relays[index].incarnation, Noted::default());
+                        self.answer(index, incarnation, Reply::Noted(noted));
+                        continue;
+                    };
+                    side.marked = Some((token, place, epoch));
+                    Op::Note { token, place, epoch, proven: proven && !self.relays[index].blocked }
+                }
                 Action::Settle(settlements) => {
                     let entries = side.entries(&settlements);
                     Op::Settle { settlements, entries }
@@ -133,9 +145,15 @@ impl World {
         self.tally.slips += u64::from(lost);
         let up = self.database_up;
         let reply = match op {
-            Op::Renew { held, survived, deadline } => {
+            Op::Renew { held, survived, blocked, deadline } => {
                 if survived {
                     self.note(|| format!("relay {index} has survived"));
+                }
+                if blocked
+                    && up
+                    && let Some((_, place, epoch)) = self.relays[index].side.marked
+                {
+                    self.database.unmark(&owner, epoch, place, false);
                 }
                 let done = up.then(|| self.database.renew(self.now, &owner, &held, LEASE, survived));
                 Reply::Renewed(done.filter(|_| !lost).map(|(share, granted)| Renewal {
@@ -167,15 +185,23 @@ impl World {
                 });
                 Reply::Claimed(answer)
             }
-            Op::MarkAlone(claimed, place, epoch) => {
-                let id = claimed.deliveries[0].message.id;
-                self.note(|| format!("relay {index} marks {place:?} {id}"));
-                let deaths = if up { self.database.mark_alone(&owner, epoch, place) } else { 0 };
-                Reply::Marked(claimed, deaths)
+            Op::Note { token, place, epoch, proven } => {
+                let suspect =
+                    if up { self.database.mark_alone(&owner, epoch, place, proven) } else { Default::default() };
+                self.note(|| format!("relay {index} notes {token:?} {place:?}, proven {proven}: {suspect:?}"));
+                Reply::Noted(Noted { deaths: suspect.deaths, doubts: suspect.doubts, proven })
             }
             Op::Settle { settlements, entries } => {
                 let held = up.then(|| {
                     self.check_attempts(&entries);
+                    let marked = self.relays[index].side.marked;
+                    if let Some((token, place, epoch)) = marked
+                        && let Some(settlement) = settlements.iter().find(|settlement| settlement.token == token)
+                    {
+                        let outcome = &settlement.outcome;
+                        let through = matches!(outcome, postroom::Outcome::Done | postroom::Outcome::Dead { .. });
+                        self.database.unmark(&owner, epoch, place, through);
+                    }
                     for entry in &entries {
                         let row = &self.database.lanes[usize::from(entry.place.0)].log[entry.place.1];
                         let number = self.known[&row.message.id].number;
@@ -202,7 +228,17 @@ impl World {
                 Reply::Positions { moves, written: written.filter(|_| !lost), then }
             }
             Op::Probe => Reply::Probed(self.sink_up),
+            Op::Publish(id, batch) if self.waits_for_the_alarm(&batch) => {
+                if alive {
+                    self.relays[index].blocked = true;
+                }
+                let at = self.alarm_until + Duration::from_micros(1);
+                return self.at(at, Event::Effect(index, incarnation, Op::Publish(id, batch)));
+            }
             Op::Publish(id, batch) => {
+                if alive {
+                    self.relays[index].blocked = false;
+                }
                 let Some(verdicts) = self.publish(index, alive, &batch) else { return };
                 Reply::Published(id, verdicts)
             }
@@ -242,21 +278,8 @@ impl World {
                 side.claim_failed();
                 Input::Claimed(None)
             }
-            Reply::Claimed(Some(answer)) => {
-                let alone = answer.asked.want.alone;
-                let claimed = side.claimed(answer);
-                let first = claimed.deliveries.first().map(|delivery| delivery.token);
-                match first.filter(|_| alone).and_then(|token| side.place_of(token)) {
-                    Some((place, epoch)) => return self.send(index, Op::MarkAlone(claimed, place, epoch)),
-                    None => Input::Claimed(Some(claimed)),
-                }
-            }
-            Reply::Marked(mut claimed, deaths) => {
-                for delivery in &mut claimed.deliveries {
-                    delivery.deaths = deaths;
-                }
-                Input::Claimed(Some(claimed))
-            }
+            Reply::Claimed(Some(answer)) => Input::Claimed(Some(side.claimed(answer))),
+            Reply::Noted(noted) => Input::Noted(noted),
             Reply::Settled { held: None, .. } => Input::Settled(None),
             Reply::Settled { settlements, held: Some(held) } => {
                 let recorded: BTreeSet<u16> = side.entries(&settlements).iter().map(|entry| entry.place.0).collect();

@@ -78,7 +78,7 @@ impl World {
     pub(super) fn fault(&mut self) {
         self.tally.faults += 1;
         let relay = self.chance.below(self.relays.len() as u64) as usize;
-        match self.chance.below(7) {
+        match self.chance.below(8) {
             0 | 1 => {
                 self.note(|| format!("relay {relay} is killed"));
                 self.kill(relay);
@@ -103,6 +103,10 @@ impl World {
                 let at = self.soon(50, 10_000);
                 self.at(at, Event::Database(true));
             }
+            7 => {
+                let until = self.soon(100, 8_000);
+                self.happens(Event::Alarm(until));
+            }
             5 => {
                 self.note(|| format!("relay {relay} is stopped gracefully"));
                 self.stop(relay);
@@ -121,11 +125,39 @@ impl World {
         }
     }
 
+    /// An alarm for most of the run, while an orchestrator kills relays again and again, each time after the lanes of the ones
+    /// before were taken over.
+    pub(super) fn long_alarm(&mut self) {
+        let (from, until) = (self.millis(1_000, 15_000), self.millis(40_000, 55_000));
+        self.at(from, Event::Alarm(until));
+        let mut at = from;
+        while at < until {
+            at += self.millis(5_500, 8_000);
+            self.at(at, Event::KillInAlarm);
+        }
+    }
+
+    pub(super) fn kill_in_alarm(&mut self) {
+        self.note(|| "an orchestrator kills all relays".to_owned());
+        self.tally.faults += 1;
+        for relay in 0..self.relays.len() {
+            if self.relays[relay].engine.is_some() {
+                self.tally.kills_in_alarms += 1;
+                self.kill_for(relay, 10, 300);
+            }
+        }
+    }
+
     pub(super) fn kill(&mut self, relay: usize) {
+        self.kill_for(relay, 10, 8000);
+    }
+
+    /// Killed now, started again after so many milliseconds.
+    fn kill_for(&mut self, relay: usize, from: u64, to: u64) {
         self.tally.kills += 1;
         self.relays[relay].incarnation += 1;
         self.relays[relay].engine = None;
-        let at = self.soon(10, 8000);
+        let at = self.soon(from, to);
         self.at(at, Event::Start(relay));
     }
 

@@ -1,0 +1,2 @@
+-- Placeholder: number 6 is written elsewhere.
+select 1;

@@ -1,0 +1,2 @@
+-- Placeholder: number 7 is written elsewhere.
+select 1;

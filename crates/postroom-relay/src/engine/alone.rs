@@ -1,0 +1,70 @@
+//! Pure: messages that relays may have died over.
+//!
+//! A death counts against a message only if publishing it was possible: the sink had stored something since the process began,
+//! and was not blocked. Otherwise it is a doubt. In an outage nothing is stored, so an outage kills nobody, however often the
+//! relay is killed meanwhile. A message that kills its relay is found as long as there is other traffic, which shows that the sink
+//! works; without any it cannot be told from an outage, and goes round with growing waits, delaying only its key.
+
+use std::sync::Arc;
+
+use postroom::{Cause, Noted, Outcome, Token};
+
+use super::Engine;
+use crate::protocol::Action;
+
+/// How many relays have to die with this message alone with the sink until it is poison.
+const DEATHS_MAX: u32 = 3;
+
+impl Engine {
+    /// Asks for the note about a message that travels alone next; none if it needs none.
+    pub(super) fn begin_note(&mut self, token: Token) -> Option<Action> {
+        let held = self.held.get_mut(&token).filter(|held| held.to_note)?;
+        held.with_sink = true;
+        self.noting = Some(token);
+        let proven = self.proven || cfg!(seeded_bug = "deaths_count_although_nothing_was_stored");
+        Some(Action::Note { token, proven })
+    }
+
+    /// The store has noted it, or could not: then it goes out all the same, and what it does is found out later.
+    pub(super) fn noted(&mut self, noted: Noted) {
+        let Some(token) = self.noting.take() else { return };
+        let Some(held) = self.held.get_mut(&token) else { return self.alone = false };
+        if held.lost {
+            self.alone = false;
+            self.put_back(token);
+        } else if self.condemned(token, noted, None) {
+            self.alone = false;
+        } else {
+            self.noted = Some(token);
+        }
+    }
+
+    /// Buries a message over which too many relays died. Sets one aside that relays may have died over, once a process, while
+    /// nothing shows that the sink works: others go first, with its key waiting, and show it. Whether it did either. `waits_in`
+    /// is its key if it has not been taken out of it yet.
+    pub(super) fn condemned(&mut self, token: Token, noted: Noted, waits_in: Option<&Arc<str>>) -> bool {
+        let Noted { deaths, doubts, proven } = noted;
+        let Some(held) = self.held.get_mut(&token).filter(|_| deaths > 0 || doubts > 0) else { return false };
+        let with_sink = std::mem::take(&mut held.with_sink);
+        let (id, lane, attempts) = (held.delivery.message.id, held.delivery.lane, held.delivery.attempts);
+        if deaths >= DEATHS_MAX {
+            let error = format!("{deaths} relays in a row died with this message alone in flight");
+            waits_in.iter().for_each(|key| self.keys.hold(key));
+            self.bury(token, attempts.saturating_add(1), Cause::Poison, error);
+            return true;
+        }
+        if proven || !self.suspects.sets_aside(id, lane) {
+            held.with_sink = with_sink;
+            return false;
+        }
+        let died = deaths.saturating_add(doubts);
+        let error = format!(
+            "{died} relays ended while this message was alone in flight, and nothing was stored since this one began: \
+             others go first, to see whether the sink takes them"
+        );
+        let after = self.options.retry.wait(doubts.max(1), self.chance.next());
+        self.counters.retried += 1;
+        self.park(token, Outcome::Retry { after, attempts, error });
+        true
+    }
+}

@@ -1,0 +1,185 @@
+//! Pure: what follows a verdict, and what follows none.
+
+use std::time::Duration;
+
+use postroom::{
+    Cause, Delivery, Disposition, FailureKind, OnDead, Outcome, Settlement, Token, Verdict, Verdicts, decide,
+    tidy_reason,
+};
+
+use super::Engine;
+use crate::protocol::BatchId;
+
+impl Engine {
+    pub(super) fn published(&mut self, now: Duration, batch: BatchId, verdicts: Result<Verdicts, String>) {
+        let tokens = self.batches.remove(&batch).unwrap_or_default();
+        self.alone = false;
+        let mut verdicts = match verdicts {
+            Ok(verdicts) => verdicts,
+            Err(why) => {
+                let why = tidy_reason(why);
+                if cfg!(seeded_bug = "outage_burns_an_attempt") {
+                    for token in tokens {
+                        let after = Duration::from_secs(3);
+                        self.park(token, Outcome::Retry { after, attempts: 1, error: "unavailable".to_owned() });
+                    }
+                } else {
+                    self.again(tokens, &why);
+                }
+                self.sink_is_lost(now, why);
+                return;
+            }
+        };
+        let lone = tokens.len() == 1;
+        let mut first: Option<Verdict> = None;
+        let mut again = Vec::new();
+        let mut unknown = String::new();
+        for token in tokens {
+            let Some(held) = self.held.get_mut(&token) else { continue };
+            held.with_sink = false;
+            let mut verdict = verdicts.take(held.delivery.message.id);
+            if cfg!(seeded_bug = "one_verdict_for_the_batch") {
+                verdict = first.get_or_insert(verdict).clone();
+            }
+            if cfg!(seeded_bug = "silence_is_success") && matches!(verdict, Verdict::Unknown(_)) {
+                verdict = Verdict::Stored;
+            }
+            match &verdict {
+                Verdict::Stored => {
+                    self.proven = true;
+                    self.breaker.stored();
+                }
+                Verdict::Failed(failure) if matches!(failure.kind, FailureKind::Transient | FailureKind::Busy) => {
+                    if self.breaker.refused(now, &failure.reason) {
+                        self.counters.sink_outages += 1;
+                    }
+                }
+                Verdict::Unknown(why) => unknown = tidy_reason(why.clone()),
+                Verdict::Failed(_) | Verdict::Skipped => {}
+            }
+            let Delivery { message, attempts, .. } = &held.delivery;
+            let disposition = decide(verdict, message, *attempts, &self.options.retry, self.chance.next());
+            match disposition {
+                Disposition::Done => {
+                    self.counters.stored += 1;
+                    self.through(token, Outcome::Done);
+                }
+                Disposition::Dead { attempts, cause, error } => self.bury(token, attempts, cause, error),
+                Disposition::Retry { after, attempts, error } => {
+                    self.counters.retried += 1;
+                    self.park(token, Outcome::Retry { after, attempts, error });
+                }
+                Disposition::Again => {
+                    self.counters.unknown += 1;
+                    again.push(token);
+                }
+            }
+        }
+        if again.is_empty() {
+            self.breaker.batch_came_back();
+        } else {
+            if lone {
+                self.again(again, &unknown);
+            } else {
+                // Nobody can tell which of them it was: from now on one by one.
+                for token in again.into_iter().rev() {
+                    self.put_back(token);
+                }
+            }
+            self.sink_is_lost(now, unknown);
+        }
+    }
+
+    /// A batch ended without verdicts. In company nobody knows whose fault it was; what was alone comes under suspicion: the
+    /// second time it is set aside, with its key, so that others show whether the sink takes them. When others were stored
+    /// between two of its failures, that is a verdict on the message, and burns an attempt.
+    pub(super) fn again(&mut self, tokens: Vec<Token>, why: &str) {
+        let [token] = tokens[..] else {
+            for token in tokens.into_iter().rev() {
+                self.put_back(token);
+            }
+            return;
+        };
+        let Some(held) = self.held.get_mut(&token) else { return };
+        if held.lost {
+            return self.put_back(token);
+        }
+        held.alone = true;
+        let Delivery { message, lane, attempts, .. } = &held.delivery;
+        let under_way: usize = self.batches.values().map(Vec::len).sum();
+        let suspicion = self.suspects.failed(message.id, *lane, self.counters.stored, under_way as u64);
+        let others_passed = suspicion.others_passed || cfg!(seeded_bug = "outage_makes_poison");
+        let attempts = attempts.saturating_add(u32::from(others_passed));
+        let error = format!("published alone, it ended the connection {} times: {why}", suspicion.failures);
+        let attempts_max = self.options.retry.attempts_max_of(&message.topic, &message.kind);
+        if attempts >= attempts_max && others_passed && !cfg!(seeded_bug = "poison_goes_round_for_ever") {
+            self.bury(token, attempts, Cause::Poison, error);
+        } else if suspicion.failures > 1 && !cfg!(seeded_bug = "a_suspect_keeps_its_place") {
+            held.with_sink = false;
+            let after = self.options.retry.wait(suspicion.failures - 1, self.chance.next());
+            self.counters.retried += 1;
+            self.park(token, Outcome::Retry { after, attempts, error });
+        } else {
+            self.put_back(token);
+        }
+    }
+
+    pub(super) fn put_back(&mut self, token: Token) {
+        let Some(held) = self.held.get_mut(&token) else { return };
+        held.with_sink = false;
+        if held.lost {
+            let key = held.key.clone();
+            self.let_go(&token);
+            key.iter().for_each(|key| self.keys.free(key));
+            return;
+        }
+        match held.key.clone() {
+            // One before it in its batch failed; it has to stay behind that one.
+            Some(key) if self.parking.stops(&key) => self.queue_up(token, Some(key)),
+            key if held.alone => self.keys.put_back_last(key.as_ref(), token),
+            key => self.keys.put_back(key.as_ref(), token),
+        }
+    }
+
+    /// Makes a dead letter of a delivery; its key goes on or waits, as configured.
+    pub(super) fn bury(&mut self, token: Token, attempts: u32, cause: Cause, error: String) {
+        self.counters.dead += 1;
+        let keyed = self.held.get(&token).is_some_and(|held| held.key.is_some());
+        let blocks_key = keyed && self.options.on_dead == OnDead::Block;
+        let outcome = Outcome::Dead { attempts, cause, error, blocks_key };
+        if blocks_key && !cfg!(seeded_bug = "block_lets_the_key_go_on") {
+            self.park(token, outcome);
+        } else if cfg!(seeded_bug = "key_goes_on_before_the_dead_letter_is_written") {
+            self.through(token, outcome);
+        } else {
+            // Its key goes on when the dead letter is written. Sooner, a crash would bring the message back, and it could
+            // be stored after those behind it.
+            self.pending.push(Settlement { token, outcome });
+        }
+    }
+
+    /// Settles a delivery and lets the next of its key go.
+    pub(super) fn through(&mut self, token: Token, outcome: Outcome) {
+        self.pending.push(Settlement { token, outcome });
+        if let Some(key) = self.held.get(&token).and_then(|held| held.key.clone()) {
+            self.keys.free(&key);
+        }
+    }
+
+    /// Parks a delivery; what waits in its key queues up behind it.
+    pub(super) fn park(&mut self, token: Token, outcome: Outcome) {
+        self.pending.push(Settlement { token, outcome });
+        let Some(key) = self.held.get(&token).and_then(|held| held.key.clone()) else { return };
+        self.parking.stop(key.clone(), self.settle_number + 1);
+        for waiting in self.keys.stop(&key) {
+            self.queue_up(waiting, Some(key.clone()));
+        }
+    }
+
+    pub(super) fn sink_is_lost(&mut self, now: Duration, why: String) {
+        self.proven = false;
+        if self.breaker.lost(now, why) {
+            self.counters.sink_outages += 1;
+        }
+    }
+}
