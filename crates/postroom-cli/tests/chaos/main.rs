@@ -6,10 +6,14 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, dead_code)]
 
 mod cell;
+mod faults;
+mod relay;
 #[path = "../relay/rig.rs"]
 mod rig;
+mod server_faults;
 mod servers;
 mod tally;
+mod writers;
 
 use std::panic::AssertUnwindSafe;
 
@@ -40,9 +44,15 @@ async fn random_schedules_of_faults_break_no_invariant() {
         let cells = join_all(seeds.iter().map(|seed| Cell::begin(*seed, &servers))).await;
         let mut chance = Chance::new(seeds[0]);
         // Server faults fall among those of the cells; every cell has at least five of its own.
-        let (mut cells, server_faults) =
-            tokio::join!(join_all(cells.into_iter().map(Cell::trouble)), servers.trouble(&mut chance, &mut tally));
-        servers.heal();
+        let trouble = tokio::task::spawn_blocking(move || {
+            let happened = servers.trouble(&mut chance);
+            (servers, happened)
+        });
+        let (mut cells, troubled) = tokio::join!(join_all(cells.into_iter().map(Cell::trouble)), trouble);
+        let happened;
+        (servers, happened) = troubled.unwrap();
+        happened.iter().for_each(|fault| tally.fault(fault));
+        let server_faults = happened.len();
         for cell in &mut cells {
             cell.heal();
         }
