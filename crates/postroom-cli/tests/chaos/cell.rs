@@ -179,7 +179,7 @@ impl Cell {
     /// Waits until everything has come to rest, and lets the judge look at it.
     pub async fn judge(mut self, server_faults: usize) -> Outcome {
         for writer in self.writers.drain(..) {
-            writer.await.unwrap();
+            tokio::time::timeout(writers::STUCK, writer).await.expect("a writer is stuck").unwrap();
         }
         self.operator.abort();
         let connector = Connector::new(self.rig.database.url()).unwrap();

@@ -12,7 +12,7 @@ use tokio_postgres::{Client, Error, Statement};
 use crate::rig::KEYS;
 
 /// Nothing here takes as long as this unless it is stuck.
-const STUCK: Duration = Duration::from_secs(240);
+pub const STUCK: Duration = Duration::from_secs(240);
 const WRITERS: u64 = 8;
 /// One message: takes the key's row lock and number, notes them, enqueues.
 const WRITE: &str = "with k as (update numbers set n = n + 1 where key = $1 returning n),
@@ -55,11 +55,8 @@ impl Writer {
         loop {
             // A database that is restarted under a writer costs it its transaction, as it would an application. One that is
             // prepared it must end, or its rows stay locked.
-            let done = self.resolve().await.is_ok() && self.enough();
-            if done {
-                return;
-            }
-            match self.connect().await {
+            match self.resolve().await {
+                Ok(_) if self.enough() => return,
                 Ok(client) => {
                     let _ = self.write_until_it_fails(&client).await;
                     reached = Instant::now();
@@ -80,15 +77,17 @@ impl Writer {
         Ok(client)
     }
 
-    /// Commits what this writer prepared and then lost sight of: a coordinator that decided to commit must hold to it.
-    async fn resolve(&self) -> Result<(), Error> {
+    /// A connection, after committing what this writer prepared and then lost sight of: a coordinator that decided to commit must hold to it.
+    async fn resolve(&self) -> Result<Client, Error> {
         let client = self.connect().await?;
+        // A standby does not show what is prepared, and looks as if there were nothing to end; there this fails.
+        client.batch_execute("create temporary table takes_writes ()").await?;
         let sql = "select gid from pg_prepared_xacts where database = current_database() and gid like $1";
         for row in client.query(sql, &[&format!("{}-%", self.number_in_gid())]).await? {
             let gid: String = row.get(0);
             client.batch_execute(&format!("commit prepared '{gid}'")).await?;
         }
-        Ok(())
+        Ok(client)
     }
 
     fn number_in_gid(&self) -> String {
