@@ -1,6 +1,8 @@
 //! Chaos: random schedules of faults against real relays, PostgreSQL and RabbitMQ, judged by the independent judge.
 //!
-//! `cargo xtask chaos --schedules N --seed S` runs more of them and notes the result in `docs/chaos-ledger.jsonl`.
+//! `cargo xtask chaos --schedules N --seed S` runs more of them and notes the result in `docs/chaos-ledger.jsonl`. The faults
+//! are listed in `faults.rs` (one cell's) and `server_faults.rs` (those of the servers under all cells);
+//! `POSTROOM_CHAOS_WITHOUT=NAME,NAME` leaves some out, which tells what a violation comes from.
 
 // The length of a pause, an outage or a dead link is the fault itself; everything else waits for signals.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, dead_code)]
