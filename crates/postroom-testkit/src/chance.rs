@@ -27,4 +27,16 @@ impl Chance {
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
+
+    /// An index into `weights`, each as often as its weight says; zero when there are none.
+    pub fn one_of(&mut self, weights: &[u64]) -> usize {
+        let mut rest = self.below(weights.iter().sum());
+        for (index, weight) in weights.iter().enumerate() {
+            match rest.checked_sub(*weight) {
+                Some(less) => rest = less,
+                None => return index,
+            }
+        }
+        0
+    }
 }

@@ -45,14 +45,7 @@ autovacuum_naptime = 1s
 logging_collector = off
 ";
 
-/// On a disk that is to be full, the log of changes must not need more than that disk has.
-const SMALL_DISK_SETTINGS: &str = "
-shared_buffers = 32MB
-min_wal_size = 32MB
-max_wal_size = 48MB
-";
-
-/// What a server is to be able to do besides serving.
+/// What can be done to a server besides killing it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PostgresOptions {
     /// Its clock can be set while it runs, see [`PostgresServer::set_clock`]. Needs the package `libfaketime`.
@@ -77,6 +70,7 @@ pub struct PostgresServer {
     /// Where in the log the present start begins.
     log_from: u64,
     process: Option<ServerProcess>,
+    options: PostgresOptions,
     clock: Option<Clock>,
     disk: Option<Tmpfs>,
 }
@@ -117,7 +111,9 @@ impl PostgresServer {
         })?;
         let account = Account::for_postgres()?;
         let dir = folder_for(account, dir)?;
-        let mut server = Self { programs, account, dir, port: 0, log_from: 0, process: None, clock: None, disk: None };
+        let (port, log_from) = (0, 0);
+        let mut server =
+            Self { programs, account, dir, port, log_from, process: None, options, clock: None, disk: None };
         if options.clock {
             server.clock = Some(Clock::create(&server.dir)?);
         }
@@ -222,7 +218,12 @@ impl PostgresServer {
         }
         let mut file = OpenOptions::new().append(true).open(self.data().join("postgresql.conf"))?;
         file.write_all(SETTINGS.as_bytes())?;
-        file.write_all(if self.disk.is_some() { SMALL_DISK_SETTINGS } else { "" }.as_bytes())
+        if let Some(mib) = self.options.disk_mib {
+            // The log of changes must not need all of the disk.
+            let (buffers, log) = (mib / 6, mib / 4);
+            writeln!(file, "shared_buffers = {buffers}MB\nmin_wal_size = 32MB\nmax_wal_size = {log}MB")?;
+        }
+        Ok(())
     }
 
     fn launch(&mut self) -> io::Result<()> {

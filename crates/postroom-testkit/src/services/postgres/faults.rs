@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::{PostgresOptions, PostgresServer, Tmpfs, wait};
+use super::{PostgresServer, Tmpfs, wait};
 
 /// Folder of the small disk, in the server's folder.
 pub(super) const DISK: &str = "disk";
@@ -80,7 +80,7 @@ impl PostgresServer {
     /// now on sees that, also of connections that are open. Its monotonic clock goes on as before.
     ///
     /// # Errors
-    /// When the server was started without [`PostgresOptions::clock`].
+    /// When the server was started without [`clock`](super::PostgresOptions::clock).
     pub fn set_clock(&self, seconds: i64) -> io::Result<()> {
         let clock = self.clock.as_ref().ok_or_else(|| {
             io::Error::new(io::ErrorKind::Unsupported, "set PostgreSQL's clock: it was started without `clock: true`")
@@ -94,7 +94,7 @@ impl PostgresServer {
     /// connections and recovers, or ends itself.
     ///
     /// # Errors
-    /// When the server was started without [`PostgresOptions::disk_mib`].
+    /// When the server was started without [`disk_mib`](super::PostgresOptions::disk_mib).
     pub fn fill_disk(&self) -> io::Result<()> {
         self.small_disk()?.fill()
     }
@@ -103,7 +103,7 @@ impl PostgresServer {
     /// takes connections.
     ///
     /// # Errors
-    /// When the server was started without [`PostgresOptions::disk_mib`], or does not come back.
+    /// When the server was started without [`disk_mib`](super::PostgresOptions::disk_mib), or does not come back.
     pub fn free_disk(&mut self) -> io::Result<()> {
         self.small_disk()?.free()?;
         let port = self.port;
@@ -127,7 +127,7 @@ impl PostgresServer {
         })
     }
 
-    /// A streaming standby of this server, in `dir` and on a port of its own. Returns when it has caught up.
+    /// A streaming standby of this server, in `dir`, with the same options and a port of its own. Returns when it has caught up.
     ///
     /// From then on a commit of this server waits until the standby has it on its disk, unless the transaction set
     /// `synchronous_commit` otherwise. So every commit waits for ever when the standby goes first: call
@@ -136,8 +136,7 @@ impl PostgresServer {
     /// # Errors
     /// When the copy fails, or the standby does not stream within 60 s.
     pub fn standby(&self, dir: &Path) -> io::Result<Self> {
-        let options = PostgresOptions { clock: self.clock.is_some(), disk_mib: None };
-        let mut standby = Self::prepare(dir, options)?;
+        let mut standby = Self::prepare(dir, self.options)?;
         let port = self.port.to_string();
         let mut copy = Command::new(self.programs.join("pg_basebackup"));
         copy.args(["-h", "127.0.0.1", "-p", &port, "-U", "postgres"]);
@@ -216,6 +215,7 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::time::SystemTime;
 
+    use super::super::PostgresOptions;
     use super::super::tests::{ask, scratch};
     use super::*;
 

@@ -1,0 +1,94 @@
+//! A relay of a cell: a process behind two proxies.
+
+use std::time::Duration;
+
+use postroom_testkit::proxy::Proxy;
+
+use crate::rig::{RelayProcess, Rig};
+
+/// Every place at which a relay can be told to die.
+pub const CRASH_POINTS: &[&str] = &[
+    "claim.read",
+    "claim.parked",
+    "publish.before",
+    "publish.after",
+    "settle.begin",
+    "record.before_commit",
+    "record.after_commit",
+    "positions.before",
+    "positions.after",
+    "renew.after",
+    "give_back.after",
+    "release.before",
+];
+
+pub struct Relay {
+    name: String,
+    pub store: Proxy,
+    pub broker: Proxy,
+    store_url: String,
+    broker_url: String,
+    pub process: Option<RelayProcess>,
+}
+
+/// The URL with another `HOST:PORT`.
+fn through(url: &str, address: &str) -> String {
+    let (before, after) = url.split_once('@').unwrap();
+    let (_, path) = after.split_once('/').unwrap();
+    format!("{before}@{address}/{path}")
+}
+
+fn target(url: &str) -> String {
+    url.split_once('@').unwrap().1.split_once('/').unwrap().0.to_owned()
+}
+
+impl Relay {
+    pub async fn new(rig: &Rig, index: usize) -> Self {
+        let (store, broker) = (Proxy::to(&target(rig.database.url())).await, Proxy::to(&target(&rig.rabbitmq)).await);
+        let (store_url, broker_url) =
+            (through(rig.database.url(), &store.address()), through(&rig.rabbitmq, &broker.address()));
+        let mut relay = Self { name: format!("relay-{index}"), store, broker, store_url, broker_url, process: None };
+        relay.start(rig, &[]);
+        relay
+    }
+
+    pub fn start(&mut self, rig: &Rig, variables: &[(&str, String)]) {
+        self.process = Some(rig.relay_over(&self.name, &self.store_url, &self.broker_url, variables));
+    }
+
+    /// One of its two links.
+    pub fn link(&self, to_the_store: bool) -> &Proxy {
+        if to_the_store { &self.store } else { &self.broker }
+    }
+
+    /// Starts again as a relay that will die at this place, and waits for that for a while; whether it did.
+    pub fn die_at(&mut self, rig: &Rig, place: &str, times: u64, wait: Duration) -> bool {
+        if let Some(mut process) = self.process.take() {
+            process.kill();
+        }
+        let mark = rig.dir.join(format!("{}-{place}.mark", self.name));
+        let _ = std::fs::remove_file(&mark);
+        let variables =
+            [("POSTROOM_CRASH_AT", format!("{place}:{times}")), ("POSTROOM_CRASH_MARK", mark.display().to_string())];
+        self.start(rig, &variables);
+        let Some(process) = &mut self.process else { return false };
+        if place == "release.before" {
+            // It dies on its way out. Sent before it has begun, the signal would just kill it.
+            std::thread::sleep(wait / 2);
+            process.signal("TERM");
+        }
+        let died = process.dies_within(wait);
+        if !died {
+            process.kill();
+        }
+        // It leaves its mark and aborts at once; the kill may come in between.
+        let hit = mark.exists();
+        self.start(rig, &[]);
+        hit
+    }
+}
+
+/// 69: it was started while the database was away, said so, and ended before it was told to.
+pub fn stopped_well(code: Option<i32>) -> bool {
+    matches!(code, Some(0 | 69))
+}
