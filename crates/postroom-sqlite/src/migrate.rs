@@ -13,6 +13,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (4, "receiving", include_str!("../migrations/0004_receiving.sql")),
     (5, "watch", include_str!("../migrations/0005_watch.sql")),
     (6, "fillers", include_str!("../migrations/0006_fillers.sql")),
+    (7, "clocks", include_str!("../migrations/0007_clocks.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (

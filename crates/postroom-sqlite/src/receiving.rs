@@ -150,6 +150,24 @@ fn keep(tx: &Connection, consumer: &Consumer, message: &Message, keep: Keep<'_>)
     Ok(0)
 }
 
+/// What waits would wait for so much longer, and claims of the dead with it.
+fn shorten_waits_if_the_clock_went_back(tx: &Connection, consumer: &Consumer) -> Result<(), rusqlite::Error> {
+    let sql = format!("select at_ms - {NOW} from postroom_inbox_clocks where consumer = ?1");
+    let ahead: Option<i64> = tx.prepare_cached(&sql)?.query_row([consumer.as_str()], |row| row.get(0)).optional()?;
+    if let Some(ahead) = ahead.filter(|ahead| *ahead > 2000) {
+        let sql =
+            format!("update postroom_inbox_messages set due_ms = due_ms - ?2 where consumer = ?1 and due_ms > {NOW}");
+        tx.execute(&sql, params![consumer.as_str(), ahead])?;
+    }
+    if ahead.is_none_or(|ahead| !(-1000..=2000).contains(&ahead)) {
+        let sql = format!(
+            "insert into postroom_inbox_clocks values (?1, {NOW}) on conflict (consumer) do update set at_ms = excluded.at_ms"
+        );
+        tx.execute(&sql, [consumer.as_str()])?;
+    }
+    Ok(())
+}
+
 fn take(
     tx: &Connection,
     consumer: &Consumer,
@@ -158,6 +176,7 @@ fn take(
     lease: Duration,
     claims_max: u32,
 ) -> Result<Vec<Waiting>, rusqlite::Error> {
+    shorten_waits_if_the_clock_went_back(tx, consumer)?;
     let lapsed: Vec<(String, u32)> = tx
         .prepare_cached(&format!(
             "select id, claims from postroom_inbox_messages

@@ -262,3 +262,30 @@ async fn the_inbox_is_pruned_by_age_in_steps_and_never_below_the_horizon() {
     let left: i64 = client.query_one("select count(*) from postroom.inbox", &[]).await.unwrap().get(0);
     assert_eq!((pruned.iter().sum::<i64>() + left, left), (1000, 335), "{pruned:?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_and_retries_do_not_wait_for_a_clock_that_went_back() {
+    let (database, broker) = (postgres().await, broker());
+    let client = database.connect().await;
+    publish(&broker, vec![told("a", "a1"), told("b", "b1")]).await;
+    let running = keeping(&database, &broker);
+    let kept = "select count(*) = 2 from postroom.inbox_messages";
+    until("both are kept", async || client.query_one(kept, &[]).await.unwrap().get(0)).await;
+    running.stop().await;
+    let taken = take(&client, 10).await;
+    assert_eq!(taken.len(), 2);
+    let fail = "select postroom.inbox_fail('billing', $1, $2, 'no', retry_after => '10 milliseconds')";
+    client.query(fail, &[&taken[0].0, &taken[0].1]).await.unwrap();
+    // As it looks when the clock has gone back: what was noted with the clock of before lies in the future.
+    client
+        .batch_execute(
+            "update postroom.inbox_clocks set at = at + interval '1 hour';
+             update postroom.inbox_messages set due_at = due_at + interval '1 hour'",
+        )
+        .await
+        .unwrap();
+    until("the retry is due", async || !take(&client, 10).await.is_empty()).await;
+    let waits = "select extract(epoch from max(due_at) - clock_timestamp())::float8 from postroom.inbox_messages";
+    let waits: f64 = client.query_one(waits, &[]).await.unwrap().get(0);
+    assert!(waits < 60.0, "the other claim ends after its own lease, in {waits} s");
+}
