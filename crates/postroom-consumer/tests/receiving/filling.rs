@@ -217,9 +217,9 @@ async fn of_two_fillers_one_is_subscribed_and_the_other_takes_over_when_it_stops
     let renewed = "select epoch = 1 and owner = 'first' and expires_at > clock_timestamp() from postroom.inbox_fillers";
     for _ in 0..3 {
         tokio::time::sleep(Duration::from_millis(400)).await;
+        assert_eq!((first.subscribed(), second.subscribed()), (1, 0), "it stands by");
         until(&client, renewed).await;
     }
-    assert_eq!((first.subscribed(), second.subscribed()), (1, 0), "it stands by");
     assert_eq!(first.stop().await.kept, 1000);
     publish(&broker, numbered(1000..1500)).await;
     settled(&broker).await;
