@@ -8,6 +8,7 @@ use postroom::{DeadFilter, DeadLetter, Deed, MessageId, Side};
 use crate::StoreArgs;
 use crate::config;
 use crate::exit::{self, Failure};
+use crate::say::{say, show};
 use crate::store::Store;
 
 #[derive(Debug, Args)]
@@ -191,7 +192,7 @@ async fn act(args: DeedArgs, json: bool, verb: &str) -> Result<(), Failure> {
             ("retry", Side::In) => "given back to their consumer",
             _ => "discarded",
         };
-        println!("{} {done}", letters.len());
+        show!("{} {done}", letters.len());
     }
     let left = if verb == "discard" && side == Side::Out {
         self::letters(&store, side, &filter, limit).await?.len()
@@ -199,7 +200,7 @@ async fn act(args: DeedArgs, json: bool, verb: &str) -> Result<(), Failure> {
         0
     };
     if left > 0 {
-        eprintln!(
+        say!(
             "postroom: {left} more fit; those that died this moment can be discarded when their relay has passed them"
         );
     }
@@ -225,24 +226,27 @@ async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
             if let Some(payload) = payload {
                 object["payload"] = payload.into();
             }
-            println!("{object}");
+            show!("{object}");
             continue;
         }
         let of = if side == Side::Out { "route" } else { "consumer" };
-        println!("{} {} of {of} {}, key {}", letter.id, letter.kind, letter.route, shown(&letter.key));
-        println!(
+        show!("{} {} of {of} {}, key {}", letter.id, letter.kind, letter.route, shown(&letter.key));
+        show!(
             "  {} after {} attempts, {:.0} s ago: {}",
-            letter.cause, letter.attempts, letter.died_seconds_ago, letter.error
+            letter.cause,
+            letter.attempts,
+            letter.died_seconds_ago,
+            letter.error
         );
         for failed in &letter.history {
-            println!("  {}  attempt {}: {}", failed.at, failed.attempt, failed.error);
+            show!("  {}  attempt {}: {}", failed.at, failed.attempt, failed.error);
         }
         for (name, value) in &letter.headers {
-            println!("  {name}: {value}");
+            show!("  {name}: {value}");
         }
-        println!("  payload: {} bytes", letter.payload_bytes);
+        show!("  payload: {} bytes", letter.payload_bytes);
         if let Some(payload) = payload {
-            println!("{payload}");
+            show!("{payload}");
         }
     }
     Ok(())
@@ -268,14 +272,14 @@ async fn payload(store: &Store, side: Side, letter: &DeadLetter) -> Result<Optio
 
 fn print(letters: &[DeadLetter], json: bool, none: &str) {
     if json {
-        println!("{}", serde_json::json!({ "dead_letters": letters }));
+        show!("{}", serde_json::json!({ "dead_letters": letters }));
         return;
     }
     if letters.is_empty() {
-        println!("{none}");
+        show!("{none}");
     }
     for letter in letters {
-        println!(
+        show!(
             "{}  {}  {}  key {}  {} after {} attempts  {}",
             letter.id,
             letter.route,

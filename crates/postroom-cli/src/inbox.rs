@@ -9,6 +9,7 @@ use postroom::Deed;
 use crate::StoreArgs;
 use crate::dead::{actor, duration, store};
 use crate::exit::Failure;
+use crate::say::{say, show};
 use crate::store::Store;
 
 #[derive(Debug, Args)]
@@ -53,12 +54,12 @@ pub async fn inbox(args: InboxArgs, json: bool) -> Result<(), Failure> {
         }
     };
     if watched {
-        eprintln!();
+        say!("");
     }
     if json {
-        println!("{}", serde_json::json!({ "pruned": pruned }));
+        show!("{}", serde_json::json!({ "pruned": pruned }));
     } else {
-        println!("{pruned} rows pruned");
+        show!("{pruned} rows pruned");
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use postroom::{Deed, KeyDeed, WaitingKey};
 use crate::StoreArgs;
 use crate::dead::{actor, store};
 use crate::exit::{self, Failure};
+use crate::say::show;
 use crate::store::Store;
 
 #[derive(Debug, Args)]
@@ -87,24 +88,24 @@ async fn act(args: DeedArgs, json: bool, what: KeyDeed) -> Result<(), Failure> {
         KeyDeed::Skip => ("goes on; the dead message stays among the dead letters", "is not blocked by a dead message"),
     };
     if json {
-        println!("{}", serde_json::json!({ "route": route, "key": key, "changed": changed }));
+        show!("{}", serde_json::json!({ "route": route, "key": key, "changed": changed }));
     } else {
-        println!("key {key} of route {route} {}", if changed { done } else { nothing });
+        show!("key {key} of route {route} {}", if changed { done } else { nothing });
     }
     Ok(())
 }
 
 fn print(keys: &[WaitingKey], json: bool) {
     if json {
-        println!("{}", serde_json::json!({ "keys": keys }));
+        show!("{}", serde_json::json!({ "keys": keys }));
         return;
     }
     if keys.is_empty() {
-        println!("no key waits");
+        show!("no key waits");
     }
     for key in keys {
         let next = key.retry_in_seconds.map_or_else(|| "an operator".to_owned(), |s| format!("retry in {s:.1} s"));
-        println!(
+        show!(
             "{}  key {}  {} for {:.0} s  {} messages  head {}  attempts {}  next: {next}  {}",
             key.route,
             key.key,

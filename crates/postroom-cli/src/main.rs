@@ -9,6 +9,7 @@ mod keys;
 mod migrate;
 mod routes;
 mod run;
+mod say;
 mod status;
 mod store;
 mod supervise;
@@ -21,6 +22,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::exit::Failure;
+use crate::say::{say, show};
 
 /// Transactional outbox and inbox: messages written in your database transaction, delivered to your broker in order and
 /// without loss.
@@ -96,7 +98,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("postroom: failed to start the runtime: {error}");
+            say!("postroom: failed to start the runtime: {error}");
             return ExitCode::from(exit::FAILURE);
         }
     };
@@ -124,7 +126,7 @@ fn main() -> ExitCode {
 
 fn report(failure: &Failure, json: bool) {
     if json {
-        println!("{}", serde_json::json!({ "error": failure.text, "exit_code": failure.code }));
+        show!("{}", serde_json::json!({ "error": failure.text, "exit_code": failure.code }));
     }
-    eprintln!("postroom: {}", failure.text);
+    say!("postroom: {}", failure.text);
 }

@@ -6,6 +6,7 @@ use postroom_postgres::{LANES_DEFAULT, MigrateError};
 use crate::StoreArgs;
 use crate::config;
 use crate::exit::{self, Failure};
+use crate::say::show;
 use crate::store::Store;
 
 #[derive(Debug, Args)]
@@ -34,7 +35,7 @@ pub async fn migrate(args: MigrateArgs, json: bool) -> Result<(), Failure> {
             Store::Sqlite(_) => postroom_sqlite::print_sql(),
         };
         if json {
-            println!("{}", serde_json::json!({ "sql": script }));
+            show!("{}", serde_json::json!({ "sql": script }));
         } else {
             print!("{script}");
         }
@@ -55,12 +56,12 @@ pub async fn migrate(args: MigrateArgs, json: bool) -> Result<(), Failure> {
         }
     };
     if json {
-        println!("{}", serde_json::json!({ "store": shown, "applied": applied, "schema_version": version }));
+        show!("{}", serde_json::json!({ "store": shown, "applied": applied, "schema_version": version }));
     } else if applied.is_empty() {
-        println!("{shown}: up to date at schema version {version}");
+        show!("{shown}: up to date at schema version {version}");
     } else {
         for name in &applied {
-            println!("{shown}: applied {name}");
+            show!("{shown}: applied {name}");
         }
     }
     Ok(())

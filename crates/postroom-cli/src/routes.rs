@@ -6,6 +6,7 @@ use postroom::{Deed, OnDead, Order, RouteChange, ShownRoute, TopicFilter};
 use crate::StoreArgs;
 use crate::dead::{actor, store};
 use crate::exit::{self, Failure};
+use crate::say::show;
 use crate::store::Store;
 
 #[derive(Debug, Args)]
@@ -73,10 +74,10 @@ async fn set(args: SetArgs, json: bool) -> Result<(), Failure> {
     let (order, on_dead) = (now.order.map(|order| order.as_str()), now.on_dead.map(|on_dead| on_dead.as_str()));
     if json {
         let topics = now.topics.patterns();
-        println!("{}", serde_json::json!({ "route": route, "topics": topics, "order": order, "on_dead": on_dead }));
+        show!("{}", serde_json::json!({ "route": route, "topics": topics, "order": order, "on_dead": on_dead }));
     } else {
         let (order, on_dead) = (order.unwrap_or("-"), on_dead.unwrap_or("-"));
-        println!("route {route} takes {}; order {order}, on_dead {on_dead}", now.topics);
+        show!("route {route} takes {}; order {order}, on_dead {on_dead}", now.topics);
     }
     Ok(())
 }
@@ -110,14 +111,14 @@ fn change(args: &SetArgs) -> Result<RouteChange, String> {
 
 fn print(routes: &[ShownRoute], json: bool) {
     if json {
-        println!("{}", serde_json::json!({ "routes": routes }));
+        show!("{}", serde_json::json!({ "routes": routes }));
         return;
     }
     if routes.is_empty() {
-        println!("no route has run yet");
+        show!("no route has run yet");
     }
     for route in routes {
-        println!(
+        show!(
             "{}  topics {}  order {}  on_dead {}  revision {}, set {:.0} s ago by {}",
             route.route,
             route.topics.join(", "),

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use crate::config::{self, Config};
 use crate::exit::{self, Failure};
+use crate::say::{say, show};
 use crate::store::{RouteOptions, Store};
 use crate::supervise::{Attempt, Ended, supervise};
 
@@ -178,7 +179,7 @@ fn wait_for_signals(stop: watch::Sender<bool>) -> Result<(), Failure> {
 fn announce(config: &Config, owner: &str) {
     let (routes, inboxes) = (config.routes.len(), config.inboxes.len());
     let inboxes = if inboxes == 0 { String::new() } else { format!(" and {inboxes} inbox(es)") };
-    eprintln!("postroom: running {routes} route(s){inboxes} as {owner}");
+    say!("postroom: running {routes} route(s){inboxes} as {owner}");
 }
 
 /// Counts are of the last run of each; `restarts` says how many there were before it.
@@ -195,26 +196,32 @@ fn report(routes: &[(String, Ended<Summary>)], inboxes: &[(String, Ended<Receive
                 None => serde_json::json!({ "consumer": consumer, "restarts": restarts }),
             })
             .collect();
-        println!("{}", serde_json::json!({ "routes": routes, "inboxes": inboxes }));
+        show!("{}", serde_json::json!({ "routes": routes, "inboxes": inboxes }));
         return;
     }
     for (route, Ended { last, restarts, .. }) in routes {
         match last {
-            Some(Summary { counters, unfinished, unwritten, .. }) => eprintln!(
+            Some(Summary { counters, unfinished, unwritten, .. }) => say!(
                 "postroom: route {route}: acked {}, retried {}, dead {}, fenced {}, lanes lost {}, restarts {restarts}, \
                  unfinished {unfinished}, unwritten {unwritten}",
-                counters.stored, counters.retried, counters.dead, counters.fenced, counters.lanes_lost
+                counters.stored,
+                counters.retried,
+                counters.dead,
+                counters.fenced,
+                counters.lanes_lost
             ),
-            None => eprintln!("postroom: route {route}: not running at the stop, restarts {restarts}"),
+            None => say!("postroom: route {route}: not running at the stop, restarts {restarts}"),
         }
     }
     for (consumer, Ended { last, restarts, .. }) in inboxes {
         match last {
-            Some(counters) => eprintln!(
+            Some(counters) => say!(
                 "postroom: inbox {consumer}: kept {}, duplicates {}, dead {}, restarts {restarts}",
-                counters.kept, counters.duplicates, counters.dead
+                counters.kept,
+                counters.duplicates,
+                counters.dead
             ),
-            None => eprintln!("postroom: inbox {consumer}: not running at the stop, restarts {restarts}"),
+            None => say!("postroom: inbox {consumer}: not running at the stop, restarts {restarts}"),
         }
     }
 }

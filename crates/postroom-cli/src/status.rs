@@ -5,6 +5,7 @@ use postroom::{RouteStatus, StoreStatus};
 use crate::StoreArgs;
 use crate::config;
 use crate::exit::{self, Failure};
+use crate::say::show;
 use crate::store::Store;
 
 pub async fn status(args: &StoreArgs, json: bool) -> Result<(), Failure> {
@@ -23,7 +24,7 @@ pub async fn status(args: &StoreArgs, json: bool) -> Result<(), Failure> {
     };
     if json {
         let text = serde_json::to_string(&status).map_err(|error| Failure::of(exit::FAILURE, &error))?;
-        println!("{text}");
+        show!("{text}");
     } else {
         print!("{}", table(&store.shown(), &status));
     }

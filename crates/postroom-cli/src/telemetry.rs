@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 
+use crate::say::say;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
@@ -27,7 +28,12 @@ pub fn start(usual: &str) -> Telemetry {
     let quiet = ["lapin=off".to_owned(), format!("{SPANS}=off")];
     let filter = quiet.iter().flat_map(|directive| directive.parse()).fold(filter, EnvFilter::add_directive);
     let colours = std::io::stderr().is_terminal();
-    let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(colours);
+    // Its own complaints about a log that cannot be written would panic.
+    let logs = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(colours)
+        .log_internal_errors(false);
     let named = ENDPOINTS.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
     let registry = tracing_subscriber::registry().with(logs.with_filter(filter));
     #[cfg(not(feature = "otlp"))]
@@ -79,7 +85,7 @@ impl Drop for Telemetry {
         if let Some(provider) = self.provider.take()
             && let Err(error) = provider.shutdown()
         {
-            eprintln!("postroom: the last traces were not exported: {error}");
+            say!("postroom: the last traces were not exported: {error}");
         }
     }
 }

@@ -6,6 +6,7 @@ use postroom::MessageId;
 use crate::StoreArgs;
 use crate::dead::store;
 use crate::exit::{self, Failure};
+use crate::say::show;
 use crate::store::Store;
 
 #[derive(Debug, Args)]
@@ -29,16 +30,16 @@ pub async fn why(args: WhyArgs, json: bool) -> Result<(), Failure> {
         return Err(Failure::new(exit::FAILURE, text));
     }
     if json {
-        println!("{}", serde_json::json!({ "id": args.id.to_string(), "routes": found }));
+        show!("{}", serde_json::json!({ "id": args.id.to_string(), "routes": found }));
         return Ok(());
     }
     for place in found {
-        println!("route {}: {}, key {}", place.route, place.state, place.key.as_deref().unwrap_or("-"));
+        show!("route {}: {}, key {}", place.route, place.state, place.key.as_deref().unwrap_or("-"));
         for line in place.because {
-            println!("  {line}");
+            show!("  {line}");
         }
         for failed in place.history {
-            println!("  {}  attempt {}: {}", failed.at, failed.attempt, failed.error);
+            show!("  {}  attempt {}: {}", failed.at, failed.attempt, failed.error);
         }
     }
     Ok(())
