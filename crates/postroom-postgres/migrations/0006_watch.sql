@@ -130,6 +130,51 @@ as $$
      where not exists (select from pg_index i where i.indexrelid = to_regclass('postroom.' || n.name) and i.indisvalid)
 $$;
 
+-- Whether the rows come from another cluster, database or table, or transaction ids went back.
+create function postroom.positions_are_foreign() returns boolean
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+    select postroom.at_home() is not true
+        or exists (select from postroom.settings s, pg_control_system() c where s.system_identifier <> c.system_identifier)
+        or exists (select from postroom.lanes l
+                    where pg_snapshot_xmax(l.position_snapshot) > pg_snapshot_xmax(pg_current_snapshot()))
+$$;
+
+-- How far the sequence has come, the highest seq known, and since when messages may be out of their place: those that no read
+-- would find (of transactions that a position has not seen, and at or below its floor, which every such transaction should be
+-- above), those whose seq belongs to another message that is parked or dead, and, while the sequence is behind, whatever was
+-- written after the highest seq. Null: none are.
+create function postroom.seqs_astray(out last bigint, out top bigint, out since timestamptz)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    newest bigint := (select max(o.seq) from postroom.outbox o);
+begin
+    select case when s.is_called then s.last_value else s.last_value - 1 end into last from postroom.outbox_seq_seq s;
+    select greatest(last, newest, (select max(greatest(l.position_seq, l.floor_seq, l.catch_up_seq)) from postroom.lanes l),
+                    (select max(p.seq) from postroom.parked p), (select max(d.seq) from postroom.dead_letters d))
+      into top;
+    select min(w.occurred_at) into since from (
+        select o.occurred_at
+          from postroom.outbox o
+          join postroom.lanes l on l.lane = o.lane
+         where o.xid >= pg_snapshot_xmax(l.position_snapshot)
+           and o.seq <= case when last < top then greatest(l.position_seq, l.floor_seq) else l.floor_seq end
+        union all
+        select o.occurred_at
+          from (select p.route, p.seq, p.id from postroom.parked p
+                 union all
+                select d.route, d.seq, d.id from postroom.dead_letters d) t
+          join postroom.outbox o on o.seq = t.seq and o.id <> t.id
+          join postroom.lanes l on l.route = t.route and l.lane = o.lane
+         where o.seq > l.position_seq or not pg_visible_in_snapshot(o.xid, l.position_snapshot)
+        union all
+        select o.occurred_at + interval '1 microsecond' from postroom.outbox o where o.seq = newest and last < newest) w;
+end
+$$;
+
 -- Looks whether positions still mean what they meant, and puts right what does not; returns what was done:
 -- 'nothing', 'sequence' (it had gone back) or 'rebased' (the rows come from another cluster, database or table).
 -- Run by a relay when it notices something, and by anybody at any time: where all is well it changes nothing.
@@ -141,9 +186,7 @@ as $$
 declare
     missing text[] := postroom.missing_indexes();
     foreign_rows boolean;
-    top     bigint;
-    last    bigint;
-    first   xid8;
+    astray  record;
     moved   bigint := 0;
 begin
     if missing <> '{}' then
@@ -151,46 +194,46 @@ begin
             using errcode = 'object_not_in_prerequisite_state',
                   hint = 'a restore is under way or ended early; when it is complete this goes away by itself';
     end if;
-    -- Taken before the sequence is read: see checkpoint().
-    perform pg_current_xact_id();
-
     foreign_rows := postroom.positions_are_foreign();
+    astray := postroom.seqs_astray();
+    if not foreign_rows and astray.since is null and astray.last >= astray.top then
+        return 'nothing';
+    end if;
+    -- Taken before the sequence is read again: see checkpoint().
+    perform pg_current_xact_id();
     if foreign_rows then
         lock table postroom.lanes, postroom.outbox, postroom.settings in access exclusive mode;
         -- Another relay may have done it while we waited for the lock.
         foreign_rows := postroom.positions_are_foreign();
+    else
+        -- Without writers in between the order is kept whole. A long transaction is not waited for: then some messages that are
+        -- written at this moment may change places.
+        begin
+            perform set_config('lock_timeout', '200ms', true);
+            lock table postroom.outbox in share row exclusive mode;
+        exception when lock_not_available then
+            null;
+        end;
+        perform set_config('lock_timeout', '0', true);
     end if;
+    astray := postroom.seqs_astray();
 
-    select case when s.is_called then s.last_value else s.last_value - 1 end into last from postroom.outbox_seq_seq s;
-    select greatest(last, (select max(greatest(l.position_seq, l.floor_seq, l.catch_up_seq)) from postroom.lanes l),
-                    (select max(o.seq) from postroom.outbox o), (select max(p.seq) from postroom.parked p),
-                    (select max(d.seq) from postroom.dead_letters d))
-      into top;
-
-    -- Messages that no read would find: of transactions that a position has not seen, and at or below its floor, which every
-    -- such transaction should be above. And messages whose seq belongs to another one that is parked or dead.
-    select w.xid into first from (
-        (select o.xid from postroom.outbox o
-          where exists (select from postroom.lanes l
-                         where l.lane = o.lane and o.seq <= l.floor_seq and o.xid >= pg_snapshot_xmax(l.position_snapshot))
-          order by o.xid limit 1)
-        union all
-        (select o.xid from postroom.outbox o join postroom.parked p on p.seq = o.seq and p.id <> o.id order by o.xid limit 1)
-        union all
-        (select o.xid from postroom.outbox o join postroom.dead_letters d on d.seq = o.seq and d.id <> o.id
-          order by o.xid limit 1)) w
-     order by w.xid limit 1;
-    if first is not null then
-        -- They, and whatever came with or after them, take new places at the end, in their own order.
+    if astray.since is not null then
+        -- They, and whatever came with or after them, take new places at the end, in the order of their time: that of their
+        -- seqs is lost.
         with gone as (
-            delete from postroom.outbox o where o.xid >= first returning o.*
+            delete from postroom.outbox o
+             where o.occurred_at >= astray.since
+               and o.xid >= (select pg_snapshot_xmin(l.position_snapshot) from postroom.lanes l
+                              order by pg_snapshot_xmin(l.position_snapshot) limit 1)
+            returning o.*
         ), again as (
             insert into postroom.outbox (seq, occurred_at, visible_at, aggregate_version, id, topic, type, payload, key,
                                          routing_key, content_type, headers, tenant_id, aggregate_type, aggregate_id)
             overriding system value
-            select top + 500000 + row_number() over (order by g.seq), g.occurred_at, g.visible_at, g.aggregate_version, g.id,
-                   g.topic, g.type, g.payload, g.key, g.routing_key, g.content_type, g.headers, g.tenant_id,
-                   g.aggregate_type, g.aggregate_id
+            select astray.top + 500000 + row_number() over (order by g.occurred_at, g.seq), g.occurred_at, g.visible_at,
+                   g.aggregate_version, g.id, g.topic, g.type, g.payload, g.key, g.routing_key, g.content_type, g.headers,
+                   g.tenant_id, g.aggregate_type, g.aggregate_id
               from gone g
             returning 1
         )
@@ -225,7 +268,7 @@ begin
         update postroom.outbox set xid = '3';
         update postroom.lanes
            set position_snapshot = pg_current_snapshot(), catch_up_snapshot = null, catch_up_seq = null,
-               rebased_seq = position_seq, floor_seq = greatest(position_seq, last),
+               rebased_seq = position_seq, floor_seq = greatest(position_seq, astray.last),
                owner = null, expires_at = null, epoch = epoch + 1;
         update postroom.settings
            set system_identifier = (select c.system_identifier from pg_control_system() c),
@@ -233,29 +276,18 @@ begin
                outbox_oid = to_regclass('postroom.outbox')::oid, rebased_at = clock_timestamp();
     end if;
 
-    if last < top or moved > 0 then
+    if astray.last < astray.top or moved > 0 then
         -- Last, so that nobody takes a place at the new end before the others are there. What is drawn between reading the
         -- sequence and this stays far below it.
-        perform setval('postroom.outbox_seq_seq', top + 1000000 + moved);
+        perform setval('postroom.outbox_seq_seq', astray.top + 1000000 + moved);
     end if;
-    if foreign_rows or last < top or moved > 0 then
+    if foreign_rows or astray.last < astray.top or moved > 0 then
         -- Every relay reads again from what is stored.
         update postroom.settings set incarnation = incarnation + 1;
         return case when foreign_rows then 'rebased' else 'sequence' end;
     end if;
     return 'nothing';
 end
-$$;
-
--- Whether the rows come from another cluster, database or table, or transaction ids went back.
-create function postroom.positions_are_foreign() returns boolean
-language sql volatile
-set search_path = pg_catalog, pg_temp
-as $$
-    select postroom.at_home() is not true
-        or exists (select from postroom.settings s, pg_control_system() c where s.system_identifier <> c.system_identifier)
-        or exists (select from postroom.lanes l
-                    where pg_snapshot_xmax(l.position_snapshot) > pg_snapshot_xmax(pg_current_snapshot()))
 $$;
 
 -- `truncate ... restart identity` would hand out seqs again that positions have passed: the sequence goes on where it was.

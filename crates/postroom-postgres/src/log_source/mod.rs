@@ -255,6 +255,7 @@ impl LogSource {
         let bounds = astray_bounds(asked.iter().map(|ask| &ask.position));
         let bounds = bounds.filter(|_| !cfg!(seeded_bug = "rows_astray_are_not_looked_for"));
         let (oldest, highest) = (bounds.map(|(xmax, _)| xmax.to_string()), bounds.map(|(_, floor)| floor));
+        let read_to = asked.iter().map(|ask| ask.position.seq).max().filter(|_| bounds.is_some());
         let bytes = i64::try_from(want.bytes).unwrap_or(i64::MAX);
 
         let result = self
@@ -270,7 +271,7 @@ impl LogSource {
                 // Sent together, done in this order: the checkpoint has committed when the read takes its snapshot.
                 let mark =
                     async { if checkpoint { session.client.query_one(&mark, &[]).await.map(Some) } else { Ok(None) } };
-                let parameters: [&(dyn ToSql + Sync); 11] = [
+                let parameters: [&(dyn ToSql + Sync); 12] = [
                     &lanes,
                     &seqs,
                     &floors,
@@ -282,6 +283,7 @@ impl LogSource {
                     &bytes,
                     &oldest,
                     &highest,
+                    &read_to,
                 ];
                 let rows = session.client.query(&read, &parameters);
                 tokio::try_join!(biased; mark, rows)

@@ -53,28 +53,33 @@ impl LogSource {
     async fn register_route(&self, generation: u64) -> Result<(), StoreError> {
         let LogSourceOptions { route, topics, owner, order, on_dead, .. } = &self.options;
         let given = topics.patterns();
-        let from_now = self.options.start_at == StartAt::Now;
+        let now_if_new = self.options.start_at == StartAt::Now;
         let now = self
             .durable
             .call(generation, "register the route", async |session| {
                 // The checkpoint commits first, so that its id is older than the snapshot that the lanes start from.
                 let floor: i64 =
                     session.client.query_one("select floor_seq from postroom.checkpoint()", &[]).await?.get(0);
+                // A route that ran before, and lost its lanes, begins with the oldest message: nobody knows what it had passed.
+                let tx = session.client.transaction().await?;
+                let sql = "select not exists (select from postroom.routes where name = $1)";
+                let from_now = now_if_new && tx.query_one(sql, &[route]).await?.get::<_, bool>(0);
                 let sql =
                     "select topics_now, ordering_now, on_dead_now from postroom.register_route($1, $2, $3, $4, $5)";
                 let parameters: [&(dyn ToSql + Sync); 5] = [route, &given, &order.as_str(), &on_dead.as_str(), owner];
-                let row = session.client.query_one(sql, &parameters).await?;
+                let row = tx.query_one(sql, &parameters).await?;
                 if cfg!(seeded_bug = "the_last_one_started_decides_topics") {
                     let sql = "update postroom.routes set topics = $2 where name = $1";
-                    session.client.execute(sql, &[route, &given]).await?;
+                    tx.execute(sql, &[route, &given]).await?;
                 }
                 let now: (Vec<String>, String, String) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
                 if from_now {
                     let sql = include_str!("../sql/register_lanes_now.sql");
-                    session.client.execute(sql, &[route, &floor]).await?;
+                    tx.execute(sql, &[route, &floor]).await?;
                 } else {
-                    session.client.execute(include_str!("../sql/register_lanes_oldest.sql"), &[route]).await?;
+                    tx.execute(include_str!("../sql/register_lanes_oldest.sql"), &[route]).await?;
                 }
+                tx.commit().await?;
                 Ok(now)
             })
             .await?;
@@ -141,7 +146,7 @@ impl LogSource {
         match seen {
             Some(mut seen) if seen.at_home && !seen.sequence_behind && !astray => {
                 if !seen.registered {
-                    tracing::warn!(%route, "the route was deleted from the database; it is registered again");
+                    tracing::warn!(%route, "the route or its lanes were deleted from the database; it is registered again");
                     self.register_route(generation).await?;
                 }
                 let news = self.watch.lock().unwrap_or_else(PoisonError::into_inner).look(&seen);

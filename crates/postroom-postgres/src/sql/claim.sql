@@ -2,7 +2,7 @@
 --
 -- $1 lanes, $2 position seqs, $3 floors, $4 position snapshots, $5 catch-up snapshots (null: none), $6 catch-up seqs,
 -- $7 limits; parallel arrays, one element a lane. $8 route, $9 bytes. $10 oldest xmax of the snapshots and $11 highest floor of
--- those lanes that are not catching up and have a floor (null: none).
+-- those lanes that are not catching up and have a floor (null: none). $12 highest seq that this relay has read.
 --
 -- fresh: seq above the position, in order, on (lane, seq).
 -- late:  seq up to the position, not visible in the position's snapshot, visible now:
@@ -12,7 +12,8 @@
 --        While a catch-up runs, only what its snapshot sees, after its seq, and nothing fresh.
 --
 -- astray: of such transactions, but at or below the floor: the sequence went back. Such a row is never passed by; the read
---        is thrown away and postroom.mend() gives the row a new place. Together the three find every row there is.
+--        is thrown away and postroom.mend() gives the row a new place. Together the three find every row there is. So is a read
+--        that sees the sequence behind what was read already: nothing is lost by it yet, but order may be.
 --
 -- Topics are those that the route has when the read takes its snapshot, whatever this relay was started with.
 --
@@ -44,7 +45,8 @@ recent as materialized (
 ),
 astray as materialized (
     select exists (select from recent r join held h on h.lane = r.lane
-                    where h.catch_up is null and r.seq <= h.floor and r.xid >= pg_snapshot_xmax(h.snapshot)) as any
+                    where h.catch_up is null and r.seq <= h.floor and r.xid >= pg_snapshot_xmax(h.snapshot))
+        or coalesce((select s.last_value from postroom.outbox_seq_seq s) < $12::bigint, false) as any
 ),
 found as (
     select o.*, false as late

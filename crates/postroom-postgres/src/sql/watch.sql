@@ -8,7 +8,7 @@ select postroom.at_home() is true as at_home,
            as sequence_behind,
        (extract(epoch from clock_timestamp()) * 1000)::bigint as clock_ms,
        pg_backend_pid() as backend,
-       r.name is not null as registered, r.topics, r.ordering, r.on_dead, r.revision,
+       r.name is not null and s.lanes <= (select count(*) from postroom.lanes l where l.route = $1) as registered, r.topics, r.ordering, r.on_dead, r.revision,
        o.owners, o.leases, o.lease_ms
   from postroom.settings s
   left join postroom.routes r on r.name = $1

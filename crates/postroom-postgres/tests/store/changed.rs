@@ -184,7 +184,7 @@ async fn a_sequence_set_back_under_a_running_relay_loses_nothing_and_keeps_the_o
             }
             let expected = [waiting, new].concat();
             let out = until_out(&relay, &expected).await;
-            assert_eq!(firsts(&out, &expected).len(), expected.len());
+            assert_eq!(firsts(&out, &expected), expected, "I4: back to {back_to}, {written} written, {reset}");
             assert!(out.len() <= 2 * expected.len(), "I3: {} for {}", out.len(), expected.len());
             let later = enqueue(&client, Some("a"), 20).await;
             assert_eq!(until_out(&relay, &later).await, later, "I4, and nothing is repeated any more");
@@ -307,4 +307,27 @@ async fn lanes_of_a_dead_relay_are_taken_over_although_the_clock_went_back() {
     let out = until_out(&relay, &ids).await;
     assert_eq!(firsts(&out, &ids), ids, "the retry came first, and did not wait for an hour");
     assert_eq!(renew(&relay).await.held, 16, "the dead one has no share any more");
+}
+
+/// Somebody thought that this starts a route afresh.
+#[tokio::test]
+async fn lanes_or_a_route_that_were_deleted_come_back_and_nothing_waiting_is_lost() {
+    for start_at in [postroom_postgres::StartAt::Oldest, postroom_postgres::StartAt::Now] {
+        let database = prepared().await;
+        let client = database.connect().await;
+        let relay = source_with(&database, postroom_postgres::LogSourceOptions { start_at, ..options("relay") }).await;
+        for delete in
+            ["delete from postroom.lanes", "delete from postroom.routes", "truncate postroom.lanes, postroom.routes"]
+        {
+            let waiting = enqueue(&client, Some("a"), 3).await;
+            client.batch_execute(delete).await.unwrap();
+            let also = enqueue(&client, Some("b"), 3).await;
+            if delete.starts_with("truncate") && start_at == postroom_postgres::StartAt::Now {
+                // Nothing says any more that it ever ran.
+                until_out(&relay, &[]).await;
+            } else {
+                until_out(&relay, &[waiting, also].concat()).await;
+            }
+        }
+    }
 }
