@@ -1,7 +1,7 @@
 //! One schedule: a database, an exchange, writers, a consumer and two or three relays of its own, each relay behind proxies.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use postroom::{Deed, KeyDeed};
@@ -10,13 +10,16 @@ use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::{Violation, judge};
 use postroom_testkit::postgres::Database;
 use postroom_testkit::proxy::Link;
+use postroom_testkit::rabbitmq::AuditQueue;
 use tokio::task::JoinHandle;
 
-use crate::relay::{CRASH_POINTS, Relay, stopped_well};
+use crate::audit_file::AuditFile;
+use crate::faults;
+use crate::relay::{CRASH_POINTS, Relay, TABLE, stopped_well, table_queue};
 use crate::rig::{ConsumerTask, KEYS, Rig};
 use crate::servers::Servers;
 use crate::tally::Outcome;
-use crate::{faults, writers};
+use crate::writers::{self, Shared};
 
 const MESSAGES: usize = 3000;
 pub struct Cell {
@@ -25,11 +28,16 @@ pub struct Cell {
     pub chance: Chance,
     pub relays: Vec<Relay>,
     writers: Vec<JoinHandle<()>>,
-    committed: Arc<AtomicUsize>,
+    /// What writers and faults have to do with each other.
+    pub shared: Shared,
     consumer: Option<ConsumerTask>,
     pub outcome: Outcome,
-    /// Then a relay may read everything again that is still in the table.
-    pub sequence_set_back: bool,
+    /// How many messages the relays may have read again for another reason than a crash.
+    read_again: usize,
+    /// Where relays write everything a second time; none: no small disk can be mounted.
+    pub audit: Option<AuditFile>,
+    /// URLs of the cell's database through poolers.
+    pub pooled: [String; 2],
     /// RabbitMQ is under an alarm; meanwhile a supervisor kills relays that do not get on.
     under_alarm: Arc<AtomicBool>,
     /// Parks keys and lets them go on, all the time.
@@ -63,7 +71,6 @@ impl Cell {
         let database = Database::create_on(&servers.postgres.url("postgres")).await;
         let mut rig = Rig::new(database, servers.rabbit.url()).await;
         rig.in_flight_max = [50, 300, 1000][chance.below(3) as usize];
-        rig.sink = "publish_deadline_seconds = 3\n".to_owned();
         let long = if chance.percent(50) {
             let client = rig.database.connect().await;
             client.batch_execute("begin; select pg_current_xact_id()").await.unwrap();
@@ -72,11 +79,16 @@ impl Cell {
             None
         };
         let consumer = rig.consume().await;
+        // Declared before anything is published, so that it misses nothing.
+        AuditQueue::named(&rig.rabbitmq, &rig.exchange, "orders.#", &table_queue(&rig)).await;
+        let audit = AuditFile::on_a_small_disk(&rig.dir);
+        let name = rig.database.url().rsplit('/').next().unwrap();
+        let pooled = servers.poolers.each_ref().map(|pooler| pooler.url(name));
         let mut relays = Vec::new();
         for index in 0..2 + chance.below(2) as usize {
-            relays.push(Relay::new(&rig, index).await);
+            relays.push(Relay::new(&rig, index, audit.as_ref().map(AuditFile::path)).await);
         }
-        let (committed, writers) = writers::write(rig.database.url(), messages, seed);
+        let (shared, writers) = writers::write(rig.database.url(), messages, seed);
         let outcome = Outcome::default();
         let operator = tokio::spawn(operate(Connector::new(rig.database.url()).unwrap(), Chance::new(seed ^ 0x0b)));
         Self {
@@ -85,10 +97,12 @@ impl Cell {
             chance,
             relays,
             writers,
-            committed,
+            shared,
             consumer: Some(consumer),
             outcome,
-            sequence_set_back: false,
+            read_again: 0,
+            audit,
+            pooled,
             under_alarm: servers.under_alarm.clone(),
             operator,
             _long: long,
@@ -157,10 +171,15 @@ impl Cell {
                 }
             }
             // Enough was written.
-            self.committed.store(usize::MAX / 2, Ordering::Relaxed);
+            self.shared.committed.store(usize::MAX / 2, Ordering::Relaxed);
             (self, missed)
         });
         missed.await.unwrap()
+    }
+
+    /// The relays may read everything again that is still in the table.
+    pub fn everything_may_come_again(&mut self) {
+        self.read_again += MESSAGES;
     }
 
     pub fn heal(&mut self) {
@@ -190,6 +209,7 @@ impl Cell {
         }
         self.rig.drained().await;
         self.rig.effective().await;
+        self.table_filled().await;
         for relay in &mut self.relays {
             if let Some(process) = relay.process.take() {
                 let (code, _) = process.terminate();
@@ -203,8 +223,9 @@ impl Cell {
             consumer.stop().await;
         }
         let faults = self.outcome.faults.len() + server_faults * self.relays.len();
-        let read_again = if self.sequence_set_back { MESSAGES } else { 0 };
-        let history = self.rig.history(2 * faults * self.rig.in_flight_max + read_again, true).await;
+        let mut history = self.rig.history(2 * faults * self.rig.in_flight_max + self.read_again, true).await;
+        history.files = self.audit.as_ref().map(AuditFile::lines);
+        history.kept = Some(self.kept().await);
         self.outcome.messages = history.committed.len();
         self.outcome.duplicates = history.stored.len().saturating_sub(history.committed.len());
         self.outcome.violations.extend(judge(&history));
@@ -212,10 +233,44 @@ impl Cell {
             let found = format!("{} messages are dead, and nobody ever refused one", history.dead.len());
             self.outcome.violations.push(Violation { invariant: "I7", found });
         }
+        let refused = self.dead_consume().await;
+        if let Some(first) = refused.first() {
+            let found =
+                format!("{} messages that nobody refused are dead at the receiving end: {first}", refused.len());
+            self.outcome.violations.push(Violation { invariant: "I7", found });
+        }
+        if let Some(audit) = self.audit.as_ref().filter(|_| !self.outcome.violations.is_empty()) {
+            audit.keep_a_copy(&self.rig.dir);
+        }
         // A server that recovers looks at the files of every database; hundreds of them would make that the test.
         if self.outcome.violations.is_empty() {
             self.rig.database.drop().await;
         }
         self.outcome
+    }
+
+    /// Waits until the relays have kept every committed message in the inbox table.
+    async fn table_filled(&self) {
+        let client = self.rig.database.connect().await;
+        self.rig
+            .until("every message is in the inbox table", async || {
+                let sql = "select (select count(*) from ledger)
+                                  <= (select count(*) from postroom.inbox_messages where consumer = $1)
+                                   + (select count(*) from postroom.dead_consume where consumer = $1)";
+                client.query_one(sql, &[&TABLE]).await.unwrap().get(0)
+            })
+            .await;
+    }
+
+    /// Ids in the inbox table, in the order in which whoever takes them gets those of a key.
+    async fn kept(&self) -> Vec<String> {
+        let sql = "select message_id from postroom.inbox_messages where consumer = $1 order by seq";
+        let rows = self.rig.database.connect().await.query(sql, &[&TABLE]).await.unwrap();
+        rows.iter().map(|row| row.get::<_, uuid::Uuid>(0).to_string()).collect()
+    }
+
+    async fn dead_consume(&self) -> Vec<String> {
+        let sql = "select format('%s by %s: %s', message_id, consumer, error) from postroom.dead_consume";
+        self.rig.database.connect().await.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
     }
 }

@@ -7,8 +7,11 @@
 // The length of a pause, an outage or a dead link is the fault itself; everything else waits for signals.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, dead_code)]
 
+mod audit_file;
 mod cell;
 mod faults;
+mod outbox_dump;
+mod pooled;
 mod relay;
 #[path = "../relay/rig.rs"]
 mod rig;

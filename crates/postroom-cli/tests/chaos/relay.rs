@@ -1,8 +1,10 @@
 //! A relay of a cell: a process behind two proxies.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use postroom_testkit::proxy::Proxy;
+use postroom_testkit::surroundings;
 
 use crate::rig::{RelayProcess, Rig};
 
@@ -28,7 +30,18 @@ pub struct Relay {
     pub broker: Proxy,
     store_url: String,
     broker_url: String,
+    /// What its configuration says of the route `orders`.
+    pub topics: &'static [&'static str],
+    /// The file of its route `audit`; none: it has no such route.
+    audit: Option<PathBuf>,
     pub process: Option<RelayProcess>,
+}
+
+/// The consumer whose inbox all relays fill, and the queue it is filled from.
+pub const TABLE: &str = "table";
+
+pub fn table_queue(rig: &Rig) -> String {
+    format!("{TABLE}-{}", rig.exchange)
 }
 
 /// The URL with another `HOST:PORT`.
@@ -43,17 +56,45 @@ fn target(url: &str) -> String {
 }
 
 impl Relay {
-    pub async fn new(rig: &Rig, index: usize) -> Self {
+    pub async fn new(rig: &Rig, index: usize, audit: Option<PathBuf>) -> Self {
         let (store, broker) = (Proxy::to(&target(rig.database.url())).await, Proxy::to(&target(&rig.rabbitmq)).await);
         let (store_url, broker_url) =
             (through(rig.database.url(), &store.address()), through(&rig.rabbitmq, &broker.address()));
-        let mut relay = Self { name: format!("relay-{index}"), store, broker, store_url, broker_url, process: None };
+        let name = format!("relay-{index}");
+        let topics = &["orders"];
+        let mut relay = Self { name, store, broker, store_url, broker_url, topics, audit, process: None };
         relay.start(rig, &[]);
         relay
     }
 
     pub fn start(&mut self, rig: &Rig, variables: &[(&str, String)]) {
-        self.process = Some(rig.relay_over(&self.name, &self.store_url, &self.broker_url, variables));
+        self.process = Some(self.begin(rig, &self.store_url, variables));
+    }
+
+    /// Another process of this relay, which reaches its store by this URL.
+    pub fn begin(&self, rig: &Rig, store: &str, variables: &[(&str, String)]) -> RelayProcess {
+        let program = surroundings::postroom_binary();
+        rig.relay_with(&program, &self.name, &self.configuration(rig, store), variables)
+    }
+
+    /// A route to the broker, one to a file, and an inbox that is filled with what the first one sends.
+    fn configuration(&self, rig: &Rig, store: &str) -> String {
+        let (topics, broker) = (self.topics, &self.broker_url);
+        let audit = self.audit.as_ref().map_or_else(String::new, |path| {
+            format!("[[routes]]\nname = \"audit\"\n[routes.sink]\nkind = \"file\"\npath = {path:?}\n")
+        });
+        format!(
+            "[store]\nurl = {store:?}\n\
+             [relay]\nin_flight_max = {}\nlease = \"1s\"\npoll_idle = \"50ms\"\n\
+             [[routes]]\nname = \"orders\"\ntopics = {topics:?}\n\
+             [routes.sink]\nkind = \"rabbitmq\"\nurl = {broker:?}\nexchange = {:?}\npublish_deadline_seconds = 3\n\
+             {audit}\
+             [[inboxes]]\nconsumer = {TABLE:?}\n\
+             [inboxes.from]\nkind = \"rabbitmq\"\nurl = \"{broker}?heartbeat=2\"\nqueue = {:?}\nprefetch = 200\n",
+            rig.in_flight_max,
+            rig.exchange,
+            table_queue(rig)
+        )
     }
 
     /// One of its two links.

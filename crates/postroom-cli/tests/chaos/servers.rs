@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use postroom_testkit::chance::Chance;
-use postroom_testkit::services::{PostgresOptions, PostgresServer, RabbitServer, Tmpfs};
+use postroom_testkit::services::{PgBouncer, PostgresOptions, PostgresServer, RabbitServer, Tmpfs};
 use postroom_testkit::surroundings;
 
 use crate::server_faults;
@@ -16,6 +16,8 @@ const DISK_MIB: u64 = 1024;
 pub struct Servers {
     pub postgres: PostgresServer,
     pub rabbit: RabbitServer,
+    /// In front of PostgreSQL: one refuses the settings of a relay's sessions, the other drops them without a word.
+    pub poolers: [PgBouncer; 2],
     /// Whether PostgreSQL's disk can be filled; only root may mount one.
     pub small_disk: bool,
     pub under_alarm: Arc<AtomicBool>,
@@ -33,7 +35,11 @@ impl Servers {
             let rabbit = scope.spawn(|| RabbitServer::start(&dir.join("rabbitmq")).unwrap());
             (PostgresServer::start_with(&dir.join("postgres"), options).unwrap(), rabbit.join().unwrap())
         });
-        Self { postgres, rabbit, small_disk, under_alarm: Arc::default() }
+        let pooler =
+            |name: &str, ignored: &[&str]| PgBouncer::start(&dir.join(name), postgres.port(), ignored).unwrap();
+        let poolers =
+            [pooler("strict", &["extra_float_digits"]), pooler("lenient", &["extra_float_digits", "options"])];
+        Self { postgres, rabbit, poolers, small_disk, under_alarm: Arc::default() }
     }
 
     /// One or two faults, after which everything runs again; returns what happened.

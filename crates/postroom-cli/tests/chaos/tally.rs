@@ -39,6 +39,9 @@ impl Tally {
         self.messages += outcome.messages;
         self.duplicates += outcome.duplicates;
         outcome.faults.iter().for_each(|fault| self.fault(fault));
+        if !outcome.violations.is_empty() {
+            println!("seed {seed}, violated, had these faults in this order: {}", outcome.faults.join(", "));
+        }
         for place in outcome.crashed_at {
             *self.crashed_at.entry(place).or_default() += 1;
         }

@@ -1,11 +1,12 @@
 //! Writers that commit in every way that PostgreSQL knows: plainly, after a partial rollback, and in two phases.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use postroom::MessageId;
 use postroom_testkit::chance::Chance;
+use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Error, Statement};
 
@@ -14,39 +15,54 @@ use crate::rig::KEYS;
 /// Nothing here takes as long as this unless it is stuck.
 pub const STUCK: Duration = Duration::from_secs(240);
 const WRITERS: u64 = 8;
+/// By which a writer's sessions are told from others.
+pub const APPLICATION: &str = "chaos-writer";
 /// One message: takes the key's row lock and number, notes them, enqueues.
 const WRITE: &str = "with k as (update numbers set n = n + 1 where key = $1 returning n),
                           l as (insert into ledger select $2, $1, n from k)
-                     select postroom.enqueue('orders', 'order.placed', int8send(n), key => $1, id => $2,
+                     select postroom.enqueue($3, 'order.placed', int8send(n), key => $1, id => $2,
                                              routing_key => 'orders.placed') from k";
 
 /// Eight writers that commit `messages` messages in all; a tenth of their transactions roll back.
-pub fn write(url: &str, messages: usize, seed: u64) -> (Arc<AtomicUsize>, Vec<JoinHandle<()>>) {
+pub fn write(url: &str, messages: usize, seed: u64) -> (Shared, Vec<JoinHandle<()>>) {
     println!("seed {seed}");
-    let committed = Arc::new(AtomicUsize::new(0));
+    let shared = Shared::default();
     let writers = (0..WRITERS).map(|number| {
         let writer = Writer {
             number,
             url: url.to_owned(),
             chance: Chance::new(seed * 100 + number),
-            committed: committed.clone(),
+            shared: shared.clone(),
             messages,
             prepared: 0,
+            inside: None,
         };
         tokio::spawn(writer.run())
     });
-    (committed.clone(), writers.collect())
+    (shared.clone(), writers.collect())
+}
+
+/// What all writers of a cell share with its faults.
+#[derive(Clone, Default)]
+pub struct Shared {
+    /// Messages committed so far.
+    pub committed: Arc<AtomicUsize>,
+    /// Held for reading over every transaction, two-phase commit included; who holds it for writing has the outbox at rest.
+    pub gate: Arc<RwLock<()>>,
+    /// From now on half of the messages have the topic `billing`.
+    pub billing: Arc<AtomicBool>,
 }
 
 struct Writer {
     number: u64,
     url: String,
     chance: Chance,
-    /// Of all writers.
-    committed: Arc<AtomicUsize>,
+    shared: Shared,
     messages: usize,
     /// How many transactions it has prepared.
     prepared: u64,
+    /// From before a transaction begins until it is known how it ended.
+    inside: Option<OwnedRwLockReadGuard<()>>,
 }
 
 impl Writer {
@@ -58,6 +74,7 @@ impl Writer {
             match self.resolve().await {
                 Ok(_) if self.enough() => return,
                 Ok(client) => {
+                    self.inside = None;
                     let _ = self.write_until_it_fails(&client).await;
                     reached = Instant::now();
                 }
@@ -68,11 +85,13 @@ impl Writer {
     }
 
     fn enough(&self) -> bool {
-        self.committed.load(Ordering::Relaxed) >= self.messages
+        self.shared.committed.load(Ordering::Relaxed) >= self.messages
     }
 
     async fn connect(&self) -> Result<Client, Error> {
-        let (client, connection) = tokio_postgres::connect(&self.url, tokio_postgres::NoTls).await?;
+        let mut config: tokio_postgres::Config = self.url.parse()?;
+        config.application_name(APPLICATION);
+        let (client, connection) = config.connect(tokio_postgres::NoTls).await?;
         tokio::spawn(connection);
         Ok(client)
     }
@@ -99,6 +118,8 @@ impl Writer {
     async fn write_until_it_fails(&mut self, client: &Client) -> Result<(), Error> {
         let write = client.prepare(WRITE).await?;
         while !self.enough() {
+            self.inside = None;
+            self.inside = Some(self.shared.gate.clone().read_owned().await);
             client.batch_execute("begin").await?;
             let messages = 1 + self.chance.below(9) as usize;
             let kept = if self.chance.percent(20) {
@@ -115,9 +136,10 @@ impl Writer {
             if stays {
                 // After "commit prepared" there is no transaction, and this is a warning.
                 client.batch_execute("commit").await?;
-                self.committed.fetch_add(kept, Ordering::Relaxed);
+                self.shared.committed.fetch_add(kept, Ordering::Relaxed);
             }
         }
+        self.inside = None;
         Ok(())
     }
 
@@ -125,7 +147,9 @@ impl Writer {
         let mut keys: Vec<u64> = (0..messages).map(|_| self.chance.below(KEYS)).collect();
         keys.sort_unstable();
         for key in keys {
-            client.query(write, &[&format!("key-{key}"), MessageId::new().as_uuid()]).await?;
+            let billing = self.shared.billing.load(Ordering::Relaxed) && self.chance.percent(50);
+            let topic = if billing { "billing" } else { "orders" };
+            client.query(write, &[&format!("key-{key}"), MessageId::new().as_uuid(), &topic]).await?;
         }
         Ok(())
     }

@@ -94,14 +94,25 @@ impl Rig {
         broker: &str,
         variables: &[(&str, String)],
     ) -> RelayProcess {
-        // A file for each: one that was just started may still be reading its own.
-        let config = self.dir.join(format!("{name}-{}.toml", surroundings::unique()));
         let text = format!(
             "[store]\nurl = {store:?}\n[relay]\nin_flight_max = {}\nlease = \"1s\"\npoll_idle = \"50ms\"\n\
              [[routes]]\nname = \"orders\"\n{}[routes.sink]\nkind = \"rabbitmq\"\nurl = {broker:?}\nexchange = {:?}\n{}",
             self.in_flight_max, self.route, self.exchange, self.sink
         );
-        std::fs::write(&config, text).unwrap();
+        self.relay_with(program, name, &text, variables)
+    }
+
+    /// The same with a configuration of the caller's own.
+    pub fn relay_with(
+        &self,
+        program: &Path,
+        name: &str,
+        configuration: &str,
+        variables: &[(&str, String)],
+    ) -> RelayProcess {
+        // A file for each: one that was just started may still be reading its own.
+        let config = self.dir.join(format!("{name}-{}.toml", surroundings::unique()));
+        std::fs::write(&config, configuration).unwrap();
         let log = std::fs::File::options().create(true).append(true).open(self.dir.join("relay.log")).unwrap();
         let child = Command::new(program)
             .args(["run", "--json", "--config"])
@@ -236,6 +247,7 @@ impl Rig {
             dead: text("select id from postroom.dead_letters").await,
             effects,
             duplicates_max,
+            ..History::default()
         }
     }
 }
@@ -337,6 +349,16 @@ impl RelayProcess {
             )]
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Waits until it has ended by itself, at most so long; returns the exit code and what it printed.
+    pub fn ended_within(&mut self, limit: Duration) -> Option<(Option<i32>, String)> {
+        if !self.dies_within(limit) {
+            return None;
+        }
+        let mut printed = String::new();
+        std::io::Read::read_to_string(self.0.stdout.as_mut().unwrap(), &mut printed).unwrap();
+        Some((self.0.wait().unwrap().code(), printed))
     }
 
     pub fn signal(&self, name: &str) {

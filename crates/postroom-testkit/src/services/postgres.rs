@@ -32,7 +32,7 @@ unix_socket_directories = ''
 wal_level = logical
 fsync = on
 synchronous_commit = on
-max_connections = 200
+max_connections = 300
 max_wal_senders = 50
 max_replication_slots = 50
 # Writers that commit in two phases.
@@ -56,7 +56,7 @@ pub struct PostgresOptions {
 
 /// A PostgreSQL server of our own, on 127.0.0.1, superuser `postgres` without a password.
 ///
-/// Promise: `wal_level = logical`, 200 connections, and real durability, so that [`kill`](Self::kill) followed by
+/// Promise: `wal_level = logical`, 300 connections, and real durability, so that [`kill`](Self::kill) followed by
 /// [`start_again`](Self::start_again) shows what a crash of the server shows. Dropping it stops the server and
 /// removes its folder.
 ///
@@ -415,7 +415,7 @@ mod tests {
         assert!(!takes_connections(server.port()));
         server.start_again().unwrap();
         assert_eq!(ask(&server, "select n from kept"), "7");
-        for (name, value) in [("wal_level", "logical"), ("fsync", "on"), ("max_connections", "200")] {
+        for (name, value) in [("wal_level", "logical"), ("fsync", "on"), ("max_connections", "300")] {
             assert_eq!(ask(&server, &format!("show {name}")), value, "{name}");
         }
     }
