@@ -209,7 +209,7 @@ begin
         -- Without writers in between the order is kept whole. A long transaction is not waited for: then some messages that are
         -- written at this moment may change places.
         begin
-            perform set_config('lock_timeout', '200ms', true);
+            perform set_config('lock_timeout', '1s', true);
             lock table postroom.outbox in share row exclusive mode;
         exception when lock_not_available then
             null;

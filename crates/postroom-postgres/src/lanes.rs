@@ -488,6 +488,7 @@ mod tests {
         let read = Read {
             snapshot: "15:30:".into(),
             xmax: 30,
+            drawn: 3,
             any_parked: false,
             astray: false,
             unregistered: false,

@@ -17,6 +17,8 @@ use crate::text::{Text, Texts};
 pub(crate) struct Read {
     pub snapshot: Arc<str>,
     pub xmax: u64,
+    /// What the sequence of the outbox has come to.
+    pub drawn: i64,
     /// The route has parked messages or blocked keys.
     pub any_parked: bool,
     /// Rows are where no read will look for them again, or have another message's seq: nothing of this read may be used.
@@ -72,11 +74,12 @@ impl Read {
         let xmax = xmax(&snapshot).ok_or_else(|| unreadable(format!("snapshot {snapshot:?}").into()))?;
         let (any_parked, registered): (bool, bool) = (get(header, "behind")?, get(header, "wanted")?);
         let mut astray = get(header, "astray")?;
+        let drawn: i64 = get(header, "seq")?;
         for row in rows {
-            astray |= get::<bool>(row, "astray")?;
+            astray |= get::<bool>(row, "astray")? || drawn < get::<i64>(row, "seq")?;
         }
         let rows = rows.iter().map(FoundRow::of).collect::<Result<_, _>>()?;
-        Ok(Self { snapshot, xmax, any_parked, astray, unregistered: !registered, rows })
+        Ok(Self { snapshot, xmax, drawn, any_parked, astray, unregistered: !registered, rows })
     }
 }
 

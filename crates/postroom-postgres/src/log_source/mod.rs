@@ -255,7 +255,6 @@ impl LogSource {
         let bounds = astray_bounds(asked.iter().map(|ask| &ask.position));
         let bounds = bounds.filter(|_| !cfg!(seeded_bug = "rows_astray_are_not_looked_for"));
         let (oldest, highest) = (bounds.map(|(xmax, _)| xmax.to_string()), bounds.map(|(_, floor)| floor));
-        let read_to = asked.iter().map(|ask| ask.position.seq).max().filter(|_| bounds.is_some());
         let bytes = i64::try_from(want.bytes).unwrap_or(i64::MAX);
 
         let result = self
@@ -271,7 +270,7 @@ impl LogSource {
                 // Sent together, done in this order: the checkpoint has committed when the read takes its snapshot.
                 let mark =
                     async { if checkpoint { session.client.query_one(&mark, &[]).await.map(Some) } else { Ok(None) } };
-                let parameters: [&(dyn ToSql + Sync); 12] = [
+                let parameters: [&(dyn ToSql + Sync); 11] = [
                     &lanes,
                     &seqs,
                     &floors,
@@ -283,7 +282,6 @@ impl LogSource {
                     &bytes,
                     &oldest,
                     &highest,
-                    &read_to,
                 ];
                 let rows = session.client.query(&read, &parameters);
                 tokio::try_join!(biased; mark, rows)
@@ -299,6 +297,7 @@ impl LogSource {
         crash_point("claim.read");
         let mut asked = asked;
         let mut read = Read::of(&rows)?;
+        read.astray |= asked.iter().any(|ask| ask.position.seq > read.drawn) && bounds.is_some();
         if read.astray || read.unregistered {
             // Nothing of it is taken in, so no position passes it.
             self.astray.fetch_or(read.astray, Ordering::Relaxed);

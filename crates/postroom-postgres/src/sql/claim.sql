@@ -2,7 +2,7 @@
 --
 -- $1 lanes, $2 position seqs, $3 floors, $4 position snapshots, $5 catch-up snapshots (null: none), $6 catch-up seqs,
 -- $7 limits; parallel arrays, one element a lane. $8 route, $9 bytes. $10 oldest xmax of the snapshots and $11 highest floor of
--- those lanes that are not catching up and have a floor (null: none). $12 highest seq that this relay has read.
+-- those lanes that are not catching up and have a floor (null: none).
 --
 -- fresh: seq above the position, in order, on (lane, seq).
 -- late:  seq up to the position, not visible in the position's snapshot, visible now:
@@ -13,13 +13,13 @@
 --
 -- astray: of such transactions, but at or below the floor: the sequence went back. Such a row is never passed by; the read
 --        is thrown away and postroom.mend() gives the row a new place. Together the three find every row there is. So is a read
---        that sees the sequence behind what was read already: nothing is lost by it yet, but order may be.
+--        that finds or has read a row above the sequence: nothing is lost by it yet, but order may be.
 --
 -- Topics are those that the route has when the read takes its snapshot, whatever this relay was started with.
 --
 -- Plan: a nested loop over at most as many lanes as we hold; each branch an index scan that stops at its limit. Late
 -- branches read one row more than the limit, which tells that there is more.
--- The first row has lane -1, the snapshot as topic, as `behind` whether the route has parked messages at all, as `astray`
+-- The first row has lane -1, what the sequence has come to as seq, the snapshot as topic, as `behind` whether the route has parked messages at all, as `astray`
 -- whether rows are, and as `wanted` whether the route is registered.
 -- Bytes: beyond $9 rows come without payload, as `cut`; of each lane those are its last ones. The first row is never cut.
 with at as materialized (
@@ -45,8 +45,7 @@ recent as materialized (
 ),
 astray as materialized (
     select exists (select from recent r join held h on h.lane = r.lane
-                    where h.catch_up is null and r.seq <= h.floor and r.xid >= pg_snapshot_xmax(h.snapshot))
-        or coalesce((select s.last_value from postroom.outbox_seq_seq s) < $12::bigint, false) as any
+                    where h.catch_up is null and r.seq <= h.floor and r.xid >= pg_snapshot_xmax(h.snapshot)) as any
 ),
 found as (
     select o.*, false as late
@@ -89,7 +88,8 @@ weighed as (
                       and exists (select from postroom.dead_letters d
                                    where d.route = $8 and d.seq = f.seq and d.id <> f.id)) as astray) w
 )
-select (-1)::smallint as lane, null::bigint as seq, false as late, at.likes is not null as wanted, false as scheduled,
+select (-1)::smallint as lane,
+       (select s.last_value - (not s.is_called)::int from postroom.outbox_seq_seq s) as seq, false as late, at.likes is not null as wanted, false as scheduled,
        at.any_parked as behind, false as cut, astray.any as astray,
        null::uuid as id, at.snapshot::text as topic, null::text as type, null::bytea as payload, null::text as key,
        null::text as routing_key, null::text as content_type, null::text as headers, null::text as tenant_id,
