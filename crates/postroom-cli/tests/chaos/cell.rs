@@ -14,12 +14,12 @@ use postroom_testkit::rabbitmq::AuditQueue;
 use tokio::task::JoinHandle;
 
 use crate::audit_file::AuditFile;
-use crate::faults;
 use crate::relay::{CRASH_POINTS, Relay, TABLE, stopped_well, table_queue};
 use crate::rig::{ConsumerTask, KEYS, Rig};
 use crate::servers::Servers;
 use crate::tally::Outcome;
 use crate::writers::{self, Shared};
+use crate::{faults, outbox_dump};
 
 const MESSAGES: usize = 3000;
 pub struct Cell {
@@ -239,8 +239,12 @@ impl Cell {
                 format!("{} messages that nobody refused are dead at the receiving end: {first}", refused.len());
             self.outcome.violations.push(Violation { invariant: "I7", found });
         }
-        if let Some(audit) = self.audit.as_ref().filter(|_| !self.outcome.violations.is_empty()) {
-            audit.keep_a_copy(&self.rig.dir);
+        if !self.outcome.violations.is_empty() {
+            println!("seed {}: what is left of a violation is in {}", self.seed, self.rig.dir.display());
+            outbox_dump::keep_a_copy(self.rig.database.url(), &self.rig.dir);
+            if let Some(audit) = &self.audit {
+                audit.keep_a_copy(&self.rig.dir);
+            }
         }
         // A server that recovers looks at the files of every database; hundreds of them would make that the test.
         if self.outcome.violations.is_empty() {
