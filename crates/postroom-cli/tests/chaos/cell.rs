@@ -34,6 +34,8 @@ pub struct Cell {
     pub outcome: Outcome,
     /// How many messages the relays may have read again for another reason than a crash.
     read_again: usize,
+    /// The outbox was restored in place at least once.
+    pub restored: bool,
     /// Where relays write everything a second time; none: no small disk can be mounted.
     pub audit: Option<AuditFile>,
     /// URLs of the cell's database through poolers.
@@ -101,6 +103,7 @@ impl Cell {
             consumer: Some(consumer),
             outcome,
             read_again: 0,
+            restored: false,
             audit,
             pooled,
             under_alarm: servers.under_alarm.clone(),
