@@ -264,7 +264,7 @@ fn start_behind_a_pooler(cell: &mut Cell) -> &'static str {
     let mut happened = "relay kill -9";
     while began.elapsed() < STUCK {
         let mut process = cell.relays[index].begin(&cell.rig, &pooled, &[]);
-        match Behind::of(process.ended_within(STUCK)) {
+        match Behind::of(process.dies_within(STUCK).then(|| process.terminate())) {
             Behind::Refused => {
                 happened = "relay started behind a pooler";
                 break;
