@@ -14,12 +14,12 @@ use postroom_testkit::rabbitmq::AuditQueue;
 use tokio::task::JoinHandle;
 
 use crate::audit_file::AuditFile;
-use crate::faults;
 use crate::relay::{CRASH_POINTS, Relay, TABLE, stopped_well, table_queue};
 use crate::rig::{ConsumerTask, KEYS, Rig};
 use crate::servers::Servers;
 use crate::tally::Outcome;
 use crate::writers::{self, Shared};
+use crate::{faults, outbox_dump};
 
 const MESSAGES: usize = 3000;
 pub struct Cell {
@@ -34,6 +34,8 @@ pub struct Cell {
     pub outcome: Outcome,
     /// How many messages the relays may have read again for another reason than a crash.
     read_again: usize,
+    /// The outbox was restored in place at least once.
+    pub restored: bool,
     /// Where relays write everything a second time; none: no small disk can be mounted.
     pub audit: Option<AuditFile>,
     /// URLs of the cell's database through poolers.
@@ -101,6 +103,7 @@ impl Cell {
             consumer: Some(consumer),
             outcome,
             read_again: 0,
+            restored: false,
             audit,
             pooled,
             under_alarm: servers.under_alarm.clone(),
@@ -239,8 +242,12 @@ impl Cell {
                 format!("{} messages that nobody refused are dead at the receiving end: {first}", refused.len());
             self.outcome.violations.push(Violation { invariant: "I7", found });
         }
-        if let Some(audit) = self.audit.as_ref().filter(|_| !self.outcome.violations.is_empty()) {
-            audit.keep_a_copy(&self.rig.dir);
+        if !self.outcome.violations.is_empty() {
+            println!("seed {}: what is left of a violation is in {}", self.seed, self.rig.dir.display());
+            outbox_dump::keep_a_copy(self.rig.database.url(), &self.rig.dir);
+            if let Some(audit) = &self.audit {
+                audit.keep_a_copy(&self.rig.dir);
+            }
         }
         // A server that recovers looks at the files of every database; hundreds of them would make that the test.
         if self.outcome.violations.is_empty() {

@@ -107,7 +107,11 @@ fn stop_gracefully(cell: &mut Cell) -> &'static str {
 }
 
 fn terminate(cell: &mut Cell, index: usize) {
-    if let Some(process) = cell.relays[index].process.take() {
+    if let Some(mut process) = cell.relays[index].process.take() {
+        // One that was started while a restore was under way has refused to run, as `postroom run` says that it does.
+        if cell.restored && !process.lives() {
+            return;
+        }
         let (code, _) = process.terminate();
         if !stopped_well(code) {
             violated(cell, "I12", format!("a relay told to stop ended with {code:?}"));
@@ -198,6 +202,7 @@ fn restore_in_place(cell: &mut Cell) -> &'static str {
     let Some(dump) = OutboxDump::take(&url, &cell.rig.dir) else { return kill(cell) };
     std::thread::sleep(short(cell));
     cell.everything_may_come_again();
+    cell.restored = true;
     let began = Instant::now();
     let mut at_once = cell.chance.percent(40);
     loop {
@@ -259,7 +264,7 @@ fn start_behind_a_pooler(cell: &mut Cell) -> &'static str {
     let mut happened = "relay kill -9";
     while began.elapsed() < STUCK {
         let mut process = cell.relays[index].begin(&cell.rig, &pooled, &[]);
-        match Behind::of(process.ended_within(STUCK)) {
+        match Behind::of(process.dies_within(STUCK).then(|| process.terminate())) {
             Behind::Refused => {
                 happened = "relay started behind a pooler";
                 break;

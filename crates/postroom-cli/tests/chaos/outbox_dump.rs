@@ -72,6 +72,13 @@ fn run(command: &mut Command) -> Result<(), String> {
     Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
 }
 
+/// Everything as SQL, for whoever looks into a violation: the server is gone by then.
+pub fn keep_a_copy(url: &str, dir: &Path) {
+    if let Err(why) = run(limited("pg_dump").arg("-f").arg(dir.join("database.sql")).arg(url)) {
+        println!("the database could not be dumped: {why}");
+    }
+}
+
 /// Waits until no writer's transaction is open, not even one whose writer lost its connection; false: it took too long.
 pub async fn at_rest(url: &str) -> bool {
     let began = Instant::now();

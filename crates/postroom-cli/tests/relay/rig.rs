@@ -351,24 +351,16 @@ impl RelayProcess {
         }
     }
 
-    /// Waits until it has ended by itself, at most so long; returns the exit code and what it printed.
-    pub fn ended_within(&mut self, limit: Duration) -> Option<(Option<i32>, String)> {
-        if !self.dies_within(limit) {
-            return None;
-        }
-        let mut printed = String::new();
-        std::io::Read::read_to_string(self.0.stdout.as_mut().unwrap(), &mut printed).unwrap();
-        Some((self.0.wait().unwrap().code(), printed))
-    }
-
     pub fn signal(&self, name: &str) {
         let pid = self.0.id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
     }
 
-    /// SIGTERM; returns the exit code and what it printed.
+    /// SIGTERM, unless it has ended by itself; returns the exit code and what it printed.
     pub fn terminate(mut self) -> (Option<i32>, String) {
-        self.signal("TERM");
+        if self.lives() {
+            self.signal("TERM");
+        }
         let mut printed = String::new();
         std::io::Read::read_to_string(self.0.stdout.as_mut().unwrap(), &mut printed).unwrap();
         (self.0.wait().unwrap().code(), printed)
