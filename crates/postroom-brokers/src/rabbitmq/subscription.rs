@@ -1,5 +1,7 @@
 //! Receiving: a connection of its own, manual acks, a prefetch; reconnects with the next call.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use lapin::message::Delivery;
@@ -15,6 +17,9 @@ use tokio::sync::Mutex;
 
 use super::{connect, properties, short_enough, uri};
 use crate::OpenSubscriptionError;
+
+/// A close that is not answered is not waited for.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What to receive, and from where; `[inboxes.from]` with `kind = "rabbitmq"`.
 #[derive(Clone, Deserialize)]
@@ -184,6 +189,17 @@ impl RabbitmqSubscription {
         Ok((channel, consumer))
     }
 
+    /// Ends the connection that failed. A link that only lost the broker's answers leaves it open at the broker, which would go on
+    /// holding the queue, and what was delivered to nobody, for it.
+    async fn leave(&self) {
+        let mut session = self.session.lock().await;
+        session.channel = None;
+        if let Some(connection) = session.connection.take() {
+            drop(session);
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, connection.close(200, "bye".into())).await;
+        }
+    }
+
     /// The channel that a delivery came on, if it is still the current one: a tag means nothing on another.
     async fn channel_of(&self, received: &Received) -> Result<Channel, Unavailable> {
         let session = self.session.lock().await;
@@ -197,6 +213,19 @@ impl RabbitmqSubscription {
 /// 403: somebody else consumes from the queue, or it takes no exclusive consumer.
 fn is_refused(error: &lapin::Error) -> bool {
     matches!(error.kind(), lapin::ErrorKind::ProtocolError(error) if error.get_id() == 403)
+}
+
+impl Drop for RabbitmqSubscription {
+    /// The broker is told, so that what was not acked goes to whoever is next at once.
+    fn drop(&mut self) {
+        if let (Some(connection), Ok(runtime)) =
+            (self.session.get_mut().connection.take(), tokio::runtime::Handle::try_current())
+        {
+            runtime.spawn(async move {
+                let _ = tokio::time::timeout(CLOSE_TIMEOUT, connection.close(200, "bye".into())).await;
+            });
+        }
+    }
 }
 
 #[async_trait]
@@ -225,10 +254,12 @@ impl Subscription for RabbitmqSubscription {
             }
             Some(Err(error)) => {
                 *slot = None;
+                self.leave().await;
                 Err(self.unavailable(error))
             }
             None => {
                 *slot = None;
+                self.leave().await;
                 Err(self.unavailable("the consumer was cancelled"))
             }
         }
