@@ -373,6 +373,13 @@ pub(crate) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "loses_what_came_after",
+        breaks: "drops what was claimed of a lane after it came back, when its loss is told late",
+        package: "postroom-relay",
+        test: &["--test", "engine", "what_was_claimed_after_a_lane_came_back_stays_when_its_loss_is_told_late"],
+        needs_bin: false,
+    },
+    Bug {
         name: "sqlite_trusts_its_seqs",
         breaks: "passes over messages of an outbox that was emptied and counts from one again",
         package: "postroom-sqlite",

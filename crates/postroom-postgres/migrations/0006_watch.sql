@@ -269,7 +269,9 @@ begin
         update postroom.lanes
            set position_snapshot = pg_current_snapshot(), catch_up_snapshot = null, catch_up_seq = null,
                rebased_seq = position_seq, floor_seq = greatest(position_seq, astray.last),
-               owner = null, expires_at = null, epoch = epoch + 1;
+               owner = null, expires_at = null,
+               -- Never one that was used: the backup may be restored a second time, and bring an epoch of before back.
+               epoch = greatest(epoch + 1, pg_current_xact_id()::text::bigint * 1000000);
         update postroom.settings
            set system_identifier = (select c.system_identifier from pg_control_system() c),
                database_oid = (select d.oid from pg_database d where d.datname = current_database()),
@@ -283,7 +285,7 @@ begin
     end if;
     if foreign_rows or astray.last < astray.top or moved > 0 then
         -- Every relay reads again from what is stored.
-        update postroom.settings set incarnation = incarnation + 1;
+        update postroom.settings set incarnation = greatest(incarnation + 1, pg_current_xact_id()::text::bigint);
         return case when foreign_rows then 'rebased' else 'sequence' end;
     end if;
     return 'nothing';

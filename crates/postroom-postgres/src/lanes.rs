@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use postroom::{Delivery, MessageId, Origin, ReadId, Token, Watermark};
+use postroom::{Delivery, LostLane, MessageId, Origin, ReadId, Token, Watermark};
 
 use crate::log_source::ReadCounters;
 use crate::position::{Floors, Found, Position};
@@ -31,7 +31,7 @@ pub(crate) struct Lanes {
     lanes: BTreeMap<u16, Lane>,
     next_token: u64,
     out: HashMap<Token, Out>,
-    lost: Vec<u16>,
+    lost: Vec<LostLane>,
     /// The lane that is asked first next time.
     turn: usize,
     /// There is one claim at a time.
@@ -337,7 +337,7 @@ impl Lanes {
                 epoch,
                 "lost a lane; what was in hand of it is published again by whoever has it"
             );
-            self.lost.push(number);
+            self.lost.push(LostLane { lane: number, before: Token(self.next_token) });
             self.out.retain(|_, out| !(out.lane == number && out.epoch == epoch));
         }
     }
@@ -441,7 +441,7 @@ impl Lanes {
         self.lanes.values().map(|lane| lane.deaths).max().unwrap_or_default()
     }
 
-    pub fn take_lost(&mut self) -> Vec<u16> {
+    pub fn take_lost(&mut self) -> Vec<LostLane> {
         std::mem::take(&mut self.lost)
     }
 

@@ -164,19 +164,24 @@ impl Link {
     }
 }
 
+const UNDEFINED_HINT: &str =
+    "run `postroom migrate` on this database, unless a restore is under way: then wait until it is complete";
+
 /// Sorts a driver error by what can be done about it.
 pub(crate) fn store_error(what: &'static str, error: tokio_postgres::Error) -> StoreError {
     let Some(code) = error.code() else {
         // No SQLSTATE: the connection, not the server, is at fault.
         return StoreError::Unavailable { what, source: error.into() };
     };
+    // The last one: a constraint that a restore has not made yet.
     if *code == SqlState::UNDEFINED_TABLE
+        || *code == SqlState::INVALID_COLUMN_REFERENCE
         || *code == SqlState::INVALID_SCHEMA_NAME
         || *code == SqlState::UNDEFINED_COLUMN
         || *code == SqlState::UNDEFINED_FUNCTION
     {
         let problem = error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned());
-        return StoreError::Schema { problem, hint: "run `postroom migrate` on this database" };
+        return StoreError::Schema { problem, hint: UNDEFINED_HINT };
     }
     let class = &code.code()[..2];
     // Connection exceptions, a server that shuts down or starts, and a database that is being dropped or created anew.

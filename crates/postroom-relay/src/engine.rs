@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postroom::{
-    Batch, Cause, Claimed, Delivery, Noted, Order, Origin, Outcome, Report, Settled, Settlement, Standing, Token, Want,
-    tidy_reason,
+    Batch, Cause, Claimed, Delivery, LostLane, Noted, Order, Origin, Outcome, Report, Settled, Settlement, Standing,
+    Token, Want, tidy_reason,
 };
 
 use crate::backoff::Backoff;
@@ -375,25 +375,33 @@ impl Engine {
     }
 
     /// Deliveries of a lost lane that nobody has seen are dropped; those with the sink end as fenced.
-    fn lose(&mut self, lanes: &[u16]) {
+    fn lose(&mut self, lanes: &[LostLane]) {
         if lanes.is_empty() {
             return;
         }
         self.counters.lanes_lost += lanes.len() as u64;
+        // What was claimed after the lane came back is of the new tenure, and here to stay.
+        let is_lost = |token: &Token, held: &Held| {
+            let of_it = |lost: &LostLane| {
+                lost.lane == held.delivery.lane && (*token < lost.before || cfg!(seeded_bug = "loses_what_came_after"))
+            };
+            lanes.iter().any(of_it)
+        };
         let gone: Vec<Token> = self
             .held
             .iter()
-            .filter(|(_, held)| lanes.contains(&held.delivery.lane) && !held.with_sink)
+            .filter(|(token, held)| is_lost(token, held) && !held.with_sink)
             .map(|(token, _)| *token)
             .filter(|token| !self.is_settling(token))
             .collect();
         for token in &gone {
             self.let_go(token);
         }
-        for held in self.held.values_mut().filter(|held| lanes.contains(&held.delivery.lane)) {
-            held.lost = true;
+        for (token, held) in &mut self.held {
+            held.lost |= is_lost(token, held);
         }
-        self.suspects.lose(lanes);
+        let numbers: Vec<u16> = lanes.iter().map(|lost| lost.lane).collect();
+        self.suspects.lose(&numbers);
         let held = &self.held;
         self.keys.forget(|token| !held.contains_key(token));
     }

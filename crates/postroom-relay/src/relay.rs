@@ -44,7 +44,8 @@ pub struct Summary {
     pub counters: Counters,
     /// Deliveries that were claimed and not settled when the deadline came; they are published again by whoever is next.
     pub unfinished: usize,
-    /// Deliveries whose outcome is known and is not known to be in the store: those that the sink has are sent again.
+    /// At most so many deliveries that are done are not known to be covered by a saved position, because the store could not be
+    /// reached or an unfinished one is before them: those that the sink has are sent again.
     pub unwritten: usize,
     /// The lanes were given back. Otherwise others wait for the lease to end.
     pub released: bool,
@@ -200,11 +201,11 @@ impl Relay {
             tracing::warn!(route = %self.route, unfinished, "stopped at the deadline; these are published again");
         }
         let released = self.close().await;
-        let unwritten = engine.unrecorded() + if released { 0 } else { engine.settled_ahead() };
+        let unwritten = engine.unrecorded() + if released && unfinished == 0 { 0 } else { engine.settled_ahead() };
         if unwritten > 0 {
             tracing::warn!(
                 route = %self.route, unwritten,
-                "stopped without the store: what became of these is not recorded, and those that the sink has are sent again"
+                "stopped with so many that are done and not covered by a saved position: those that the sink has may be sent again"
             );
         }
         Summary { counters: engine.counters(), unfinished, unwritten, released }

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use postroom::{
-    Batch, Cause, Claimed, Delivery, FailureKind, Message, Noted, OnDead, Order, Origin, Outcome, RetryPolicy, Settled,
-    Settlement, SinkLimits, Standing, Token, Verdict, Verdicts, Want,
+    Batch, Cause, Claimed, Delivery, FailureKind, LostLane, Message, Noted, OnDead, Order, Origin, Outcome,
+    RetryPolicy, Settled, Settlement, SinkLimits, Standing, Token, Verdict, Verdicts, Want,
 };
 use postroom_relay::{Action, BatchId, Engine, EngineOptions, Input};
 
@@ -260,7 +260,7 @@ fn a_lost_lane_takes_its_waiting_messages_with_it() {
     engine.on(NOW, claimed(vec![delivery(1, "a"), delivery(2, "a")]));
     let actions = engine.next(NOW);
     let (id, batch) = published(&actions)[0];
-    let lost = Claimed { lost_lanes: vec![0], ..Claimed::default() };
+    let lost = Claimed { lost_lanes: vec![LostLane { lane: 0, before: Token(u64::MAX) }], ..Claimed::default() };
     engine.on(NOW, Input::Claimed(Some(lost)));
     engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
     let actions = engine.next(NOW);
@@ -286,7 +286,8 @@ fn what_a_lost_lane_had_settled_does_not_hold_up_the_others() {
             engine.on(now, Input::Published(id, Err("cut".to_owned())));
         }
     }
-    let standing = Standing { held: 15, lost_lanes: vec![0], ..Standing::default() };
+    let standing =
+        Standing { held: 15, lost_lanes: vec![LostLane { lane: 0, before: Token(u64::MAX) }], ..Standing::default() };
     engine.on(now, Input::Renewed(Some(standing)));
     assert!(engine.next(now).iter().any(|action| matches!(action, Action::Claim(_))));
 }
@@ -523,7 +524,15 @@ fn a_lane_that_is_lost_while_a_message_is_noted_takes_it_away() {
     let mut engine = after_deaths(9);
     engine.on(NOW, claimed(vec![delivery(1, "a")]));
     assert!(noted(&engine.next(NOW)).is_some());
-    engine.on(NOW, Input::Renewed(Some(Standing { held: 15, lost_lanes: vec![0], deaths: 9, ..Standing::default() })));
+    engine.on(
+        NOW,
+        Input::Renewed(Some(Standing {
+            held: 15,
+            lost_lanes: vec![LostLane { lane: 0, before: Token(u64::MAX) }],
+            deaths: 9,
+            ..Standing::default()
+        })),
+    );
     engine.on(NOW, Input::Noted(Noted::default()));
     assert!(published(&engine.next(NOW)).is_empty() && engine.in_flight() == 0);
     engine.on(NOW, claimed(vec![Delivery { lane: 1, ..delivery(2, "b") }]));
@@ -650,4 +659,14 @@ fn a_rate_limit_does_not_keep_the_relay_awake_while_the_sink_is_down() {
     let later = NOW + Duration::from_millis(50);
     engine.next(later);
     assert!(engine.wake_at().unwrap() > later, "it would be called again and again");
+}
+
+#[test]
+fn what_was_claimed_after_a_lane_came_back_stays_when_its_loss_is_told_late() {
+    let mut engine = started();
+    let claimed = Claimed { deliveries: vec![delivery(7, "a")], ..Claimed::default() };
+    engine.on(NOW, Input::Claimed(Some(claimed)));
+    let lost_lanes = vec![LostLane { lane: 0, before: Token(7) }];
+    engine.on(NOW, Input::Renewed(Some(Standing { held: 16, lost_lanes, ..Standing::default() })));
+    assert_eq!(engine.in_flight(), 1, "I8: the source waits for it");
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Claimed, Delivery, MessageId, OnDead, Order, Origin, ReadId, Report, RouteSettings, Settled, Settlement, Source,
-    Standing, StoreError, Token, TopicFilter, Want, Watermark,
+    Claimed, Delivery, LostLane, MessageId, OnDead, Order, Origin, ReadId, Report, RouteSettings, Settled, Settlement,
+    Source, Standing, StoreError, Token, TopicFilter, Want, Watermark,
 };
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
@@ -72,7 +72,7 @@ struct Inner {
     clock: Option<(i64, Instant)>,
     next_token: u64,
     out: HashMap<Token, Out>,
-    lost: Vec<u16>,
+    lost: Vec<LostLane>,
 }
 
 struct Out {
@@ -273,7 +273,7 @@ impl Inner {
 
     fn lose(&mut self) {
         if self.epoch.take().is_some() {
-            self.lost.push(LANE);
+            self.lost.push(LostLane { lane: LANE, before: Token(self.next_token) });
         }
         self.out.clear();
         self.watermark = Watermark::default();

@@ -56,7 +56,7 @@ pub use redact::redact_url;
 pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide, tidy_reason};
 pub use route::{RouteChange, RouteSettings, ShownRoute};
 pub use sink::{Batch, Sink, SinkLimits};
-pub use source::{Claimed, Noted, Report, Settled, Source, Standing, Want};
+pub use source::{Claimed, LostLane, Noted, Report, Settled, Source, Standing, Want};
 pub use status::{RouteStatus, StoreStatus};
 pub use subscription::{Received, Subscription};
 pub use topics::{InvalidTopicPattern, TopicFilter};

@@ -5,7 +5,12 @@
 pub fn redact_url(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         // `sqlite:path` and plain paths carry no credentials; `host=… password=…` strings do.
-        return if url.contains("password") { "(redacted)".to_owned() } else { url.to_owned() };
+        // In a URL that is mistyped nobody knows where the secret begins, only that it ends at an `@`.
+        return match url.rsplit_once('@') {
+            _ if url.contains("password") => "(redacted)".to_owned(),
+            Some((_, rest)) => format!("***@{rest}"),
+            None => url.to_owned(),
+        };
     };
     // The user-info ends at the last `@` of all: a password may hold `/`, `?` and `@` that nobody escaped.
     let (user_info, rest) = match rest.rsplit_once('@') {
@@ -53,6 +58,8 @@ mod tests {
             ("postgres://db/shop?password=x&a=b", "postgres://db/shop?password=***&a=b"),
             ("sqlite:orders.db", "sqlite:orders.db"),
             ("host=db password=x", "(redacted)"),
+            ("amqp//guest:s3cret@mq/x", "***@mq/x"),
+            ("guest:s3@cret@mq:5672", "***@mq:5672"),
             ("postgres://app@db/shop", "postgres://app@db/shop"),
             ("postgres://app:s3/cr?et@db/shop?a=b", "postgres://app:***@db/shop?a=b"),
         ];

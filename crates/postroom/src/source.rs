@@ -54,6 +54,15 @@ pub struct Noted {
     pub proven: bool,
 }
 
+/// A lane that this relay lost. It may hold the lane again by the time that this is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LostLane {
+    /// Its number.
+    pub lane: u16,
+    /// Deliveries of it with a token below this one are lost. Tokens only grow; later ones are of a newer tenure.
+    pub before: Token,
+}
+
 /// What a claim brought.
 #[derive(Debug, Default)]
 pub struct Claimed {
@@ -62,7 +71,7 @@ pub struct Claimed {
     /// There is more to be had at once.
     pub more: bool,
     /// Lanes that this relay no longer holds. Deliveries of them are no longer its business.
-    pub lost_lanes: Vec<u16>,
+    pub lost_lanes: Vec<LostLane>,
     /// As in [`Settled`].
     pub unwritten: bool,
 }
@@ -71,7 +80,7 @@ pub struct Claimed {
 #[derive(Debug, Default)]
 pub struct Settled {
     /// Lanes that were lost: nothing was recorded for them. Losing a lease is data, not an error, and never success.
-    pub lost_lanes: Vec<u16>,
+    pub lost_lanes: Vec<LostLane>,
     /// Settlements that changed nothing because their lane was lost.
     pub fenced: usize,
     /// A key has become free whose parked messages can be claimed at once.
@@ -90,7 +99,7 @@ pub struct Standing {
     /// Lanes held after the call.
     pub held: usize,
     /// Lanes lost since the last call.
-    pub lost_lanes: Vec<u16>,
+    pub lost_lanes: Vec<LostLane>,
     /// As in [`Settled`]; what a lost lane had is not counted any more.
     pub settled_ahead: usize,
     /// Relays in a row that died holding one of these lanes, none of them having survived what it claimed.

@@ -97,7 +97,7 @@ impl LinesSink {
     async fn with_target(
         &self,
         work: impl FnOnce(&mut Target, &dyn Fn() -> bool) -> io::Result<()> + Send + 'static,
-    ) -> Result<(), Unavailable> {
+    ) -> io::Result<()> {
         let done = async {
             let mut target = Arc::clone(&self.target).lock_owned().await;
             let (tell, told) = oneshot::channel();
@@ -109,11 +109,14 @@ impl LinesSink {
             })?;
             told.await.unwrap_or_else(|_| Err(io::Error::other("the thread that writes has panicked")))
         };
-        let done = tokio::time::timeout(ANSWERS_WITHIN, done).await.unwrap_or_else(|_| {
+        tokio::time::timeout(ANSWERS_WITHIN, done).await.unwrap_or_else(|_| {
             let why = format!("not done within {} s; its disk or its reader does not answer", ANSWERS_WITHIN.as_secs());
             Err(io::Error::new(io::ErrorKind::TimedOut, why))
-        });
-        done.map_err(|error| Unavailable::new(self.shown.clone(), error))
+        })
+    }
+
+    fn unavailable(&self, error: io::Error) -> Unavailable {
+        Unavailable::new(self.shown.clone(), error)
     }
 }
 
@@ -144,7 +147,15 @@ impl Sink for LinesSink {
                 }
             }
         }
-        self.with_target(move |target, abandoned| target.append(&text, abandoned)).await?;
+        if let Err(error) = self.with_target(move |target, abandoned| target.append(&text, abandoned)).await {
+            let [id] = written[..] else { return Err(self.unavailable(error)) };
+            if !matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+                return Err(self.unavailable(error));
+            }
+            // Smaller ones may still find room: that they do says nothing against this one.
+            verdicts.judge(id, Verdict::failed(FailureKind::Busy, format!("{}: {error}", self.shown)));
+            return Ok(verdicts);
+        }
         for id in written {
             verdicts.judge(id, Verdict::Stored);
         }
@@ -152,7 +163,7 @@ impl Sink for LinesSink {
     }
 
     async fn probe(&self) -> Result<(), Unavailable> {
-        self.with_target(|target, _| target.probe()).await
+        self.with_target(|target, _| target.probe()).await.map_err(|error| self.unavailable(error))
     }
 
     async fn close(&self) {

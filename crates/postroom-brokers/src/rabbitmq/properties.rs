@@ -18,6 +18,8 @@ const OURS: [&str; 6] = [TOPIC, KEY, TENANT, AGGREGATE_TYPE, AGGREGATE_ID, AGGRE
 /// Stands before the name of a message's own header that is named like one of ours: it must not pass for ours, and it comes
 /// out under its own name again at our subscription.
 const OWN: &str = "postroom-header-";
+/// RabbitMQ takes these for lists of further routing keys, and closes the channel over anything else.
+const ADDRESSES: [&str; 2] = ["CC", "BCC"];
 
 /// Persistent, in the words of AMQP 0-9-1.
 const PERSISTENT: u8 = 2;
@@ -27,7 +29,7 @@ fn collides(mut name: &str) -> bool {
     while let Some(rest) = name.strip_prefix(OWN) {
         name = rest;
     }
-    OURS.contains(&name) || name == UNREADABLE_HEADER
+    OURS.contains(&name) || name == UNREADABLE_HEADER || ADDRESSES.contains(&name)
 }
 
 /// The name under which a message's own header travels that has one of our names.

@@ -301,7 +301,11 @@ impl LogSource {
         if read.astray || read.unregistered {
             // Nothing of it is taken in, so no position passes it.
             self.astray.fetch_or(read.astray, Ordering::Relaxed);
-            let what = if read.astray { "the sequence of the outbox went back" } else { "the route was deleted" };
+            let what = if read.astray {
+                "the outbox was restored, or its sequence went back"
+            } else {
+                "the route was deleted"
+            };
             let source = format!("{what}; it is put right at the next renewal").into();
             return Err(StoreError::Busy { what: "claim messages", source });
         }

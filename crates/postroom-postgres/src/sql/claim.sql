@@ -15,6 +15,8 @@
 --        is thrown away and postroom.mend() gives the row a new place. Together the three find every row there is. So is a read
 --        that finds or has read a row above the sequence: nothing is lost by it yet, but order may be.
 --
+-- Nothing is read either from tables that are not those that the positions were learnt from: a restore may be under way.
+--
 -- Topics are those that the route has when the read takes its snapshot, whatever this relay was started with.
 --
 -- Plan: a nested loop over at most as many lanes as we hold; each branch an index scan that stops at its limit. Late
@@ -45,7 +47,8 @@ recent as materialized (
 ),
 astray as materialized (
     select exists (select from recent r join held h on h.lane = r.lane
-                    where h.catch_up is null and r.seq <= h.floor and r.xid >= pg_snapshot_xmax(h.snapshot)) as any
+                    where h.catch_up is null and r.seq <= h.floor and r.xid >= pg_snapshot_xmax(h.snapshot))
+        or postroom.at_home() is not true as any
 ),
 found as (
     select o.*, false as late

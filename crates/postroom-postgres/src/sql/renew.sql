@@ -5,6 +5,7 @@
 -- the database's clock, which may have gone back, says that their leases run. A takeover from a dead owner counts as a death
 -- only if it may have had something of the lane in flight: one that died idle died over nothing. The first row has lane -1 and
 -- the share as epoch.
+-- Nothing is kept or taken of tables that were restored meanwhile: at_home().
 -- A recording transaction holds `for key share` on its lanes (lock_lanes.sql): it does not hold up our own renewal
 -- (`no key update`), but a takeover (`update`) passes it by and comes again.
 with present as (
@@ -36,14 +37,14 @@ held as (
     select l.lane
       from postroom.lanes l join unnest($3::smallint[], $4::bigint[]) as h (lane, epoch)
         on h.lane = l.lane and h.epoch = l.epoch
-     where l.route = $1 and l.owner = $2
+     where l.route = $1 and l.owner = $2 and postroom.at_home()
      order by l.lane
        for no key update of l
 ),
 taken as (
     select l.lane, coalesce(l.owner <> $2, false) as orphaned
       from postroom.lanes l
-     where l.route = $1
+     where l.route = $1 and postroom.at_home()
        and (l.owner is null or l.expires_at < clock_timestamp() or l.owner = $2 or l.owner = any ($8::text[]))
        and not exists (select from unnest($3::smallint[], $4::bigint[]) as h (lane, epoch)
                         where h.lane = l.lane and h.epoch = l.epoch and l.owner = $2)

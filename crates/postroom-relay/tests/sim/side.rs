@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use postroom::{Claimed, Delivery, Origin, ReadId, Settlement, Standing, Token, Want, Watermark};
+use postroom::{Claimed, Delivery, LostLane, Origin, ReadId, Settlement, Standing, Token, Want, Watermark};
 
 use crate::database::{Entry, Found, Granted, Place};
 
@@ -15,7 +15,7 @@ pub struct Side {
     /// What is noted as alone with the sink.
     pub marked: Option<(Token, Place, i64)>,
     next_token: u64,
-    lost: Vec<u16>,
+    lost: Vec<LostLane>,
     claiming: bool,
     turn: usize,
 }
@@ -154,12 +154,12 @@ impl Side {
 
     pub fn lose(&mut self, number: u16) {
         if self.lanes.remove(&number).is_some() {
-            self.lost.push(number);
+            self.lost.push(LostLane { lane: number, before: Token(self.next_token) });
             self.out.retain(|_, out| out.place.0 != number);
         }
     }
 
-    pub fn take_lost(&mut self) -> Vec<u16> {
+    pub fn take_lost(&mut self) -> Vec<LostLane> {
         std::mem::take(&mut self.lost)
     }
 
