@@ -205,6 +205,8 @@ impl Cell {
         }
         self.operator.abort();
         let connector = Connector::new(self.rig.database.url()).unwrap();
+        // A server that had no space for its log ends by itself a moment later, and comes back by itself.
+        self.rig.until("the database answers", async || waiting_keys(&connector, None, 1).await.is_ok()).await;
         for key in waiting_keys(&connector, None, 10_000).await.unwrap() {
             if key.waits_for == "parked" {
                 act_on_key(&connector, &key.route, &key.key, KeyDeed::Unpark, &deed()).await.unwrap();

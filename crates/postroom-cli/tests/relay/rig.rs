@@ -351,6 +351,11 @@ impl RelayProcess {
         }
     }
 
+    /// Its exit code, once it has ended.
+    pub fn code(&mut self) -> Option<i32> {
+        self.0.try_wait().unwrap().and_then(|status| status.code())
+    }
+
     pub fn signal(&self, name: &str) {
         let pid = self.0.id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
