@@ -40,9 +40,9 @@ async fn a_message_that_ends_its_connection_every_time_is_found_and_buried() {
     let mut rig = Rig::shared().await;
     rig.route = QUICK.to_owned();
     // Its headers do not fit into one AMQP frame: the broker closes the connection over it.
-    let id = write_one(&rig, "order.placed", &format!("{{\"much\": {:?}}}", "x".repeat(9000))).await;
+    let id = write_one(&rig, "order.placed", &format!("{{\"much\": {:?}}}", "x".repeat(40_000))).await;
     let (_, writers) = rig.write(MESSAGES, 41);
-    let broker = format!("{}?frame_max=4096", rig.rabbitmq);
+    let broker = format!("{}?frame_max=32768", rig.rabbitmq);
     let relay = rig.relay_over("relay", rig.database.url(), &broker, &[]);
     rig.until("all others are stored", async || rig.audit.ready().await >= MESSAGES).await;
     // Traffic goes on, as it does; it shows that the broker takes others.
