@@ -8,7 +8,7 @@ use crate::apply::{End, Fate};
 pub struct ReceiveCounters {
     /// Had their effect.
     pub applied: u64,
-    /// Had had it before, or wait in the store already.
+    /// Had taken effect before, or wait in the store already.
     pub duplicates: u64,
     /// Not newer than what was handled, and merged.
     pub merged: u64,

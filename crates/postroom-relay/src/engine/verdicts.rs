@@ -92,7 +92,7 @@ impl Engine {
 
     /// A batch ended without verdicts. In company nobody knows whose fault it was; what was alone comes under suspicion: the
     /// second time it is set aside, with its key, so that others show whether the sink takes them. When others were stored
-    /// between two of its failures, that is a verdict on the message, and burns an attempt.
+    /// between two of its failures, that is a verdict on the message, and costs an attempt.
     pub(super) fn again(&mut self, tokens: Vec<Token>, why: &str) {
         let [token] = tokens[..] else {
             for token in tokens.into_iter().rev() {
