@@ -387,6 +387,17 @@ pub(crate) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "consumer_cancelled_before_its_connection_closes",
+        breaks: "lets the next consumer of a queue in before the broker has back what was not acked",
+        package: "postroom-brokers",
+        test: &[
+            "--test",
+            "exclusive",
+            "however_the_active_consumer_of_a_quorum_queue_goes_the_next_one_gets_all_in_order",
+        ],
+        needs_bin: false,
+    },
+    Bug {
         name: "filler_without_a_fence",
         breaks: "lets a filler that was replaced keep messages",
         package: "postroom-consumer",

@@ -5,7 +5,7 @@ use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicQosOptions, ExchangeDeclareOptions, QueueBindOptions,
     QueueDeclareOptions, QueueDeleteOptions,
 };
-use lapin::types::FieldTable;
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ConnectionProperties, ExchangeKind};
 
 /// A message as the broker holds it.
@@ -41,6 +41,26 @@ pub async fn exists(url: &str, name: &str) -> Option<usize> {
     Some(queue.message_count() as usize)
 }
 
+/// How a queue keeps its messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueueKind {
+    /// On one node.
+    Classic,
+    /// Replicated, and with a single active consumer.
+    QuorumWithOneActive,
+}
+
+impl QueueKind {
+    fn arguments(self) -> FieldTable {
+        let mut arguments = FieldTable::default();
+        if self == Self::QuorumWithOneActive {
+            arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+            arguments.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
+        }
+        arguments
+    }
+}
+
 /// A durable queue of the test's own.
 pub struct AuditQueue {
     url: String,
@@ -53,14 +73,14 @@ impl AuditQueue {
     /// # Panics
     /// If the broker cannot be reached.
     pub async fn bound(url: &str, exchange: &str, routing_key: &str) -> Self {
-        Self::named(url, exchange, routing_key, &format!("audit-{exchange}")).await
+        Self::named(url, exchange, routing_key, &format!("audit-{exchange}"), QueueKind::Classic).await
     }
 
     /// The same with a name of one's own, for a queue that a consumer will read.
     ///
     /// # Panics
     /// If the broker cannot be reached.
-    pub async fn named(url: &str, exchange: &str, routing_key: &str, name: &str) -> Self {
+    pub async fn named(url: &str, exchange: &str, routing_key: &str, name: &str, kind: QueueKind) -> Self {
         let name = name.to_owned();
         let (_connection, channel) = open(url).await;
         let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
@@ -69,7 +89,7 @@ impl AuditQueue {
             .await
             .expect("declare the exchange");
         let durable = QueueDeclareOptions { durable: true, ..Default::default() };
-        channel.queue_declare(name.as_str().into(), durable, FieldTable::default()).await.expect("declare the queue");
+        channel.queue_declare(name.as_str().into(), durable, kind.arguments()).await.expect("declare the queue");
         channel
             .queue_bind(
                 name.as_str().into(),

@@ -1,9 +1,11 @@
 //! Receiving: a connection of its own, manual acks, a prefetch; reconnects with the next call.
 
+use std::pin::pin;
+use std::sync::{Mutex as StdMutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use lapin::message::Delivery;
 use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, ExchangeDeclareOptions, QueueBindOptions,
@@ -94,7 +96,7 @@ pub struct RabbitmqSubscription {
     exclusive: bool,
     /// Only `receive` waits on this one.
     consumer: Mutex<Option<Consumer>>,
-    session: Mutex<Session>,
+    session: StdMutex<Session>,
 }
 
 #[derive(Default)]
@@ -108,7 +110,7 @@ impl RabbitmqSubscription {
     /// Checks the options; connects with the first `receive`.
     pub fn new(options: RabbitmqSubscriptionOptions) -> Result<Self, OpenSubscriptionError> {
         options.check().map_err(|problem| OpenSubscriptionError { kind: "rabbitmq", problem })?;
-        Ok(Self { options, exclusive: false, consumer: Mutex::new(None), session: Mutex::default() })
+        Ok(Self { options, exclusive: false, consumer: Mutex::new(None), session: StdMutex::default() })
     }
 
     /// Receives only while nobody else consumes from the queue: `receive` fails until then. What the last consumer had not
@@ -136,7 +138,8 @@ impl RabbitmqSubscription {
     async fn subscribe(&self) -> Result<Consumer, Unavailable> {
         let connection = connect(&self.options.url, "postroom consumer").await?;
         let (channel, consumer) = self.consume(&connection).await.map_err(|error| self.unavailable(error))?;
-        let mut session = self.session.lock().await;
+        // Nothing is awaited between here and the end: whoever gives up waiting has no consumer yet, or leaves it to `drop`.
+        let mut session = self.session();
         session.number += 1;
         session.channel = Some(channel);
         session.connection = Some(connection);
@@ -178,31 +181,38 @@ impl RabbitmqSubscription {
             channel.queue_bind(queue.clone(), exchange, routing_key, options, FieldTable::default()).await?;
         }
         channel.basic_qos(self.options.prefetch, BasicQosOptions::default()).await?;
-        let consumer = channel
-            .basic_consume(
-                queue,
-                ShortString::from(""),
-                BasicConsumeOptions { exclusive, ..Default::default() },
-                FieldTable::default(),
-            )
-            .await?;
+        let options = BasicConsumeOptions { exclusive, ..Default::default() };
+        let consumer = {
+            let consuming = pin!(channel.basic_consume(queue, ShortString::from(""), options, FieldTable::default()));
+            // Dropped before what is awaited, if somebody gives up waiting.
+            let mut given_up = CloseUnlessDone(Some(connection));
+            let consumer = consuming.await;
+            given_up.0 = None;
+            consumer?
+        };
         Ok((channel, consumer))
     }
 
     /// Ends the connection that failed. A link that only lost the broker's answers leaves it open at the broker, which would go on
     /// holding the queue, and what was delivered to nobody, for it.
     async fn leave(&self) {
-        let mut session = self.session.lock().await;
-        session.channel = None;
-        if let Some(connection) = session.connection.take() {
-            drop(session);
+        let connection = {
+            let mut session = self.session();
+            session.channel = None;
+            session.connection.take()
+        };
+        if let Some(connection) = connection {
             let _ = tokio::time::timeout(CLOSE_TIMEOUT, connection.close(200, "bye".into())).await;
         }
     }
 
+    fn session(&self) -> MutexGuard<'_, Session> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The channel that a delivery came on, if it is still the current one: a tag means nothing on another.
-    async fn channel_of(&self, received: &Received) -> Result<Channel, Unavailable> {
-        let session = self.session.lock().await;
+    fn channel_of(&self, received: &Received) -> Result<Channel, Unavailable> {
+        let session = self.session();
         match &session.channel {
             Some(channel) if session.number == received.session => Ok(channel.clone()),
             _ => Err(self.unavailable("the connection that the message came on is gone; it comes again")),
@@ -215,14 +225,37 @@ fn is_refused(error: &lapin::Error) -> bool {
     matches!(error.kind(), lapin::ErrorKind::ProtocolError(error) if error.get_id() == 403)
 }
 
+/// The client library cancels a consumer that is dropped. Then the broker takes the next consumer while the channel still has
+/// what it did not ack, and hands out later messages first. The end of a connection gives back all at once, and to nobody
+/// before that, so it has to be on its way before the consumer is dropped.
+struct CloseUnlessDone<'a>(Option<&'a Connection>);
+
+impl Drop for CloseUnlessDone<'_> {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0 {
+            // The first poll hands the close to the library's own thread.
+            let _ = connection.close(200, "bye".into()).now_or_never();
+        }
+    }
+}
+
 impl Drop for RabbitmqSubscription {
     /// The broker is told, so that what was not acked goes to whoever is next at once.
     fn drop(&mut self) {
-        if let (Some(connection), Ok(runtime)) =
-            (self.session.get_mut().connection.take(), tokio::runtime::Handle::try_current())
-        {
+        let session = std::mem::take(self.session.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let Some(connection) = session.connection else { return };
+        let mut closing = Box::pin(async move { connection.close(200, "bye".into()).await });
+        // See `CloseUnlessDone`.
+        let late = cfg!(seeded_bug = "consumer_cancelled_before_its_connection_closes");
+        if !late && closing.as_mut().now_or_never().is_some() {
+            return;
+        }
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
-                let _ = tokio::time::timeout(CLOSE_TIMEOUT, connection.close(200, "bye".into())).await;
+                if late {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
             });
         }
     }
@@ -247,38 +280,38 @@ impl Subscription for RabbitmqSubscription {
         let next: Option<Result<Delivery, lapin::Error>> = consumer.next().await;
         match next {
             Some(Ok(delivery)) => {
-                let session = self.session.lock().await.number;
+                let session = self.session().number;
                 let (tag, redelivered) = (delivery.delivery_tag, delivery.redelivered);
                 let (id, message) = properties::from_delivery(delivery);
                 Ok(Received { tag, session, redelivered, id, message })
             }
             Some(Err(error)) => {
-                *slot = None;
                 self.leave().await;
+                *slot = None;
                 Err(self.unavailable(error))
             }
             None => {
-                *slot = None;
                 self.leave().await;
+                *slot = None;
                 Err(self.unavailable("the consumer was cancelled"))
             }
         }
     }
 
     async fn ack(&self, received: &Received) -> Result<(), Unavailable> {
-        let channel = self.channel_of(received).await?;
+        let channel = self.channel_of(received)?;
         let acked = channel.basic_ack(received.tag, BasicAckOptions::default()).await;
         acked.map_err(|error| self.unavailable(error))
     }
 
     async fn requeue(&self, received: &Received) -> Result<(), Unavailable> {
-        let channel = self.channel_of(received).await?;
+        let channel = self.channel_of(received)?;
         let options = BasicNackOptions { requeue: true, ..Default::default() };
         channel.basic_nack(received.tag, options).await.map_err(|error| self.unavailable(error))
     }
 
     async fn reject(&self, received: &Received) -> Result<(), Unavailable> {
-        let channel = self.channel_of(received).await?;
+        let channel = self.channel_of(received)?;
         let options = BasicNackOptions { requeue: false, ..Default::default() };
         channel.basic_nack(received.tag, options).await.map_err(|error| self.unavailable(error))
     }

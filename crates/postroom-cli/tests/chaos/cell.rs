@@ -10,7 +10,7 @@ use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::{Violation, judge};
 use postroom_testkit::postgres::Database;
 use postroom_testkit::proxy::Link;
-use postroom_testkit::rabbitmq::AuditQueue;
+use postroom_testkit::rabbitmq::{AuditQueue, QueueKind};
 use tokio::task::JoinHandle;
 
 use crate::audit_file::AuditFile;
@@ -82,7 +82,8 @@ impl Cell {
         };
         let consumer = rig.consume().await;
         // Declared before anything is published, so that it misses nothing.
-        AuditQueue::named(&rig.rabbitmq, &rig.exchange, "orders.#", &table_queue(&rig)).await;
+        let kind = if chance.percent(50) { QueueKind::Classic } else { QueueKind::QuorumWithOneActive };
+        AuditQueue::named(&rig.rabbitmq, &rig.exchange, "orders.#", &table_queue(&rig), kind).await;
         let audit = AuditFile::on_a_small_disk(&rig.dir);
         let name = rig.database.url().rsplit('/').next().unwrap();
         let pooled = servers.poolers.each_ref().map(|pooler| pooler.url(name));
@@ -218,7 +219,7 @@ impl Cell {
         for relay in &mut self.relays {
             if let Some(process) = relay.process.take() {
                 let (code, _) = process.terminate();
-                if !stopped_well(code) {
+                if !stopped_well(code, self.restored) {
                     let found = format!("a relay told to stop ended with {code:?}");
                     self.outcome.violations.push(Violation { invariant: "I12", found });
                 }

@@ -107,13 +107,9 @@ fn stop_gracefully(cell: &mut Cell) -> &'static str {
 }
 
 fn terminate(cell: &mut Cell, index: usize) {
-    if let Some(mut process) = cell.relays[index].process.take() {
-        // One that was started while a restore was under way has refused to run, as `postroom run` says that it does.
-        if cell.restored && !process.lives() {
-            return;
-        }
+    if let Some(process) = cell.relays[index].process.take() {
         let (code, _) = process.terminate();
-        if !stopped_well(code) {
+        if !stopped_well(code, cell.restored) {
             violated(cell, "I12", format!("a relay told to stop ended with {code:?}"));
         }
     }

@@ -129,7 +129,8 @@ impl Relay {
     }
 }
 
-/// 69: it was started while the database was away, said so, and ended before it was told to.
-pub fn stopped_well(code: Option<i32>) -> bool {
-    matches!(code, Some(0 | 69))
+/// What `postroom run` says when it could not begin, and ended before it was told to; a supervisor starts it again.
+/// 69: the database was away. 75: a restore was under way.
+pub fn stopped_well(code: Option<i32>, restored: bool) -> bool {
+    matches!(code, Some(0 | 69)) || (restored && code == Some(75))
 }

@@ -15,7 +15,7 @@ use postroom_postgres::{Connector, Postgres, PostgresSession, migrate, status};
 use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::{Committed, History, judge};
 use postroom_testkit::postgres::Database;
-use postroom_testkit::rabbitmq::AuditQueue;
+use postroom_testkit::rabbitmq::{AuditQueue, QueueKind};
 use postroom_testkit::surroundings;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -169,7 +169,7 @@ impl Rig {
         let open = move || PostgresSession::new(connector.clone());
         let receiver = Receiver::new(subscription, consumer, handlers, open).unwrap();
         // Declared before anything is published, so that it misses nothing.
-        AuditQueue::named(&self.rabbitmq, &self.exchange, "orders.#", &queue).await;
+        AuditQueue::named(&self.rabbitmq, &self.exchange, "orders.#", &queue, QueueKind::Classic).await;
         let (stop, mut stopped) = watch::channel(false);
         let task = tokio::spawn(async move {
             receiver
