@@ -387,6 +387,13 @@ pub(crate) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "others_begin_while_a_note_stands",
+        breaks: "counts the death of a relay against a message that is through, or came back, and is still noted as alone",
+        package: "postroom-relay",
+        test: &["--test", "engine", "the_note_about_a_message_that_came_back_is_taken_off_before_others_go"],
+        needs_bin: false,
+    },
+    Bug {
         name: "consumer_cancelled_before_its_connection_closes",
         breaks: "lets the next consumer of a queue in before the broker has back what was not acked",
         package: "postroom-brokers",

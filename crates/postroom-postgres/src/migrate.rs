@@ -37,6 +37,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { number: 7, name: "fillers", sql: include_str!("../migrations/0007_fillers.sql"), formerly: None },
     Migration { number: 8, name: "doubts", sql: include_str!("../migrations/0008_doubts.sql"), formerly: None },
     Migration { number: 9, name: "clocks", sql: include_str!("../migrations/0009_clocks.sql"), formerly: None },
+    Migration { number: 10, name: "locks", sql: include_str!("../migrations/0010_locks.sql"), formerly: None },
 ];
 
 const BOOKKEEPING: &str = "create schema if not exists postroom;

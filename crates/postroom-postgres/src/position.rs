@@ -21,9 +21,9 @@ pub(crate) struct CatchUp {
     pub seq: i64,
 }
 
-/// What one read found in one lane.
+/// Where a read of one lane ended.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct Ends {
     /// Seq of the last late row that was kept, and whether there are more late rows.
     pub late_last: Option<i64>,
     pub late_more: bool,
@@ -32,10 +32,10 @@ pub(crate) struct Found {
 }
 
 impl Position {
-    /// The position after a read under `snapshot` that found `found`; `floor` belongs to that snapshot.
-    pub fn after(&self, snapshot: &Arc<str>, floor: i64, found: &Found) -> Self {
+    /// The position after a read under `snapshot` that ended at `ends`; `floor` belongs to that snapshot.
+    pub fn after(&self, snapshot: &Arc<str>, floor: i64, ends: &Ends) -> Self {
         let floor = floor.max(self.floor);
-        match (&self.catch_up, found.late_more, found.late_last) {
+        match (&self.catch_up, ends.late_more, ends.late_last) {
             // More late rows than one read takes: stay where we are, remember how far we came and under which snapshot.
             (None, true, Some(seq)) if !cfg!(seeded_bug = "late_rows_beyond_a_read_are_forgotten") => {
                 Self { catch_up: Some(CatchUp { snapshot: snapshot.clone(), seq }), ..self.clone() }
@@ -49,7 +49,7 @@ impl Position {
                 Self { snapshot: running.snapshot.clone(), seq: self.seq, floor: self.floor, catch_up: None }
             }
             (None, _, _) => {
-                Self { snapshot: snapshot.clone(), seq: found.fresh_last.unwrap_or(self.seq), floor, catch_up: None }
+                Self { snapshot: snapshot.clone(), seq: ends.fresh_last.unwrap_or(self.seq), floor, catch_up: None }
             }
         }
     }
@@ -110,9 +110,9 @@ mod tests {
     #[test]
     fn a_read_moves_to_its_snapshot_and_its_last_fresh_row() {
         let now: Arc<str> = "15:30:".into();
-        let next = at(100).after(&now, 90, &Found { fresh_last: Some(120), ..Found::default() });
+        let next = at(100).after(&now, 90, &Ends { fresh_last: Some(120), ..Ends::default() });
         assert_eq!(next, Position { snapshot: now.clone(), seq: 120, floor: 90, catch_up: None });
-        let empty = at(100).after(&now, 90, &Found::default());
+        let empty = at(100).after(&now, 90, &Ends::default());
         assert_eq!((empty.seq, &empty.snapshot), (100, &now));
     }
 
@@ -120,13 +120,13 @@ mod tests {
     fn more_late_rows_than_a_read_takes_are_caught_up_under_one_snapshot() {
         let (first, second, third): (Arc<str>, Arc<str>, Arc<str>) =
             ("15:30:".into(), "16:31:".into(), "17:32:".into());
-        let more = |last| Found { late_last: Some(last), late_more: true, fresh_last: None };
+        let more = |last| Ends { late_last: Some(last), late_more: true, fresh_last: None };
         let begun = at(100).after(&first, 90, &more(40));
         assert_eq!((begun.snapshot.as_ref(), begun.seq), ("10:20:12", 100));
         assert_eq!(begun.catch_up, Some(CatchUp { snapshot: first.clone(), seq: 40 }));
         let further = begun.after(&second, 95, &more(60));
         assert_eq!(further.catch_up, Some(CatchUp { snapshot: first.clone(), seq: 60 }));
-        let done = further.after(&third, 96, &Found { late_last: Some(70), ..Found::default() });
+        let done = further.after(&third, 96, &Ends { late_last: Some(70), ..Ends::default() });
         assert_eq!(done, Position { snapshot: first, seq: 100, floor: 3, catch_up: None });
     }
 

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use postroom::{Outcome, StoreError, crash_point};
+use postroom::lane_book::Move;
+use postroom::{Change, Entry, ParkedState, StoreError, crash_point};
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use crate::lanes::Out;
 use crate::link::Link;
 use crate::position::Position;
 use crate::seeded::unless;
@@ -16,17 +16,16 @@ use crate::seeded::unless;
 pub(crate) async fn positions(
     link: &Link,
     (generation, route, owner): (u64, &str, &str),
-    moves: &[(u16, i64, Position)],
+    moves: &[Move<Position>],
 ) -> Result<HashSet<u16>, StoreError> {
-    let lanes: Vec<i16> = moves.iter().map(|(lane, _, _)| *lane as i16).collect();
-    let epochs: Vec<i64> = moves.iter().map(|(_, epoch, _)| *epoch).collect();
-    let snapshots: Vec<&str> = moves.iter().map(|(_, _, position)| position.snapshot.as_ref()).collect();
-    let seqs: Vec<i64> = moves.iter().map(|(_, _, position)| position.seq).collect();
-    let floors: Vec<i64> = moves.iter().map(|(_, _, position)| position.floor).collect();
+    let lanes: Vec<i16> = moves.iter().map(|to| to.lane as i16).collect();
+    let epochs: Vec<i64> = moves.iter().map(|to| to.epoch).collect();
+    let snapshots: Vec<&str> = moves.iter().map(|to| to.position.snapshot.as_ref()).collect();
+    let seqs: Vec<i64> = moves.iter().map(|to| to.position.seq).collect();
+    let floors: Vec<i64> = moves.iter().map(|to| to.position.floor).collect();
     let catch_ups: Vec<Option<&str>> =
-        moves.iter().map(|(_, _, position)| position.catch_up.as_ref().map(|c| c.snapshot.as_ref())).collect();
-    let catch_up_seqs: Vec<Option<i64>> =
-        moves.iter().map(|(_, _, position)| position.catch_up.as_ref().map(|c| c.seq)).collect();
+        moves.iter().map(|to| to.position.catch_up.as_ref().map(|c| c.snapshot.as_ref())).collect();
+    let catch_up_seqs: Vec<Option<i64>> = moves.iter().map(|to| to.position.catch_up.as_ref().map(|c| c.seq)).collect();
     let rows = link
         .call(generation, "write positions", async |session| {
             let sql = include_str!("sql/settle_positions.sql");
@@ -95,40 +94,35 @@ struct Block {
 }
 
 impl Record {
-    /// Notes what became of a delivery; `key` is none where it waits for no other message.
-    pub fn add(&mut self, out: &Out, key: Option<&str>, outcome: &Outcome) {
-        let (lane, epoch, seq, id, parked) = (out.lane, out.epoch, out.seq, *out.id.as_uuid(), out.read.is_none());
-        let park = |state, attempts: u32, wait: Duration, error: Option<&String>| Park {
-            seq,
-            lane,
-            id,
-            state,
-            attempts: i32::try_from(attempts).unwrap_or(i32::MAX),
-            wait_ms: i64::try_from(wait.as_millis()).unwrap_or(i64::MAX),
-            error: error.cloned(),
-        };
-        match outcome {
-            Outcome::Done if parked => self.done_parked.push((seq, lane)),
-            Outcome::Done | Outcome::Release => return,
-            Outcome::Retry { after, attempts, error } => {
-                let row = park("retry", *attempts, *after, Some(error));
-                if parked { self.park_again.push(row) } else { self.park.push(row) }
-            }
-            // A parked message that goes back behind its head is where it belongs already.
-            Outcome::Queue | Outcome::Schedule if parked => return,
-            Outcome::Queue => self.park.push(park("queued", 0, Duration::ZERO, None)),
-            Outcome::Schedule => self.park.push(park("scheduled", 0, Duration::ZERO, None)),
-            Outcome::Dead { attempts, cause, error, blocks_key } => {
-                if let Some(key) = key.filter(|_| *blocks_key) {
-                    self.block.push(Block { seq, lane, key: key.to_owned(), reason: format!("dead: {error}") });
+    /// Sorts what is to be written.
+    pub fn of(entries: Vec<Entry>) -> Self {
+        let mut record = Self::default();
+        for Entry { lane, epoch, seq, id, key, parked, change } in entries {
+            let id = *id.as_uuid();
+            let number = |attempts: u32| i32::try_from(attempts).unwrap_or(i32::MAX);
+            let wait_ms = |after: Duration| i64::try_from(after.as_millis()).unwrap_or(i64::MAX);
+            match change {
+                Change::Unpark => record.done_parked.push((seq, lane)),
+                Change::Park { state, attempts, after, error } => {
+                    let (attempts, wait_ms, state) = (number(attempts), wait_ms(after), state.as_str());
+                    record.park.push(Park { seq, lane, id, state, attempts, wait_ms, error });
                 }
-                let attempts = i32::try_from(*attempts).unwrap_or(i32::MAX);
-                let row = Bury { seq, lane, id, attempts, cause: cause.as_str(), error: error.clone() };
-                if parked { self.bury_parked.push(row) } else { self.bury.push(row) }
+                Change::ParkAgain { attempts, after, error } => {
+                    let (attempts, wait_ms, state) = (number(attempts), wait_ms(after), ParkedState::Retry.as_str());
+                    record.park_again.push(Park { seq, lane, id, state, attempts, wait_ms, error: Some(error) });
+                }
+                Change::Bury { attempts, cause, error, blocks_key } => {
+                    if let Some(key) = key.clone().filter(|_| blocks_key) {
+                        record.block.push(Block { seq, lane, key, reason: format!("dead: {error}") });
+                    }
+                    let row = Bury { seq, lane, id, attempts: number(attempts), cause: cause.as_str(), error };
+                    if parked { record.bury_parked.push(row) } else { record.bury.push(row) }
+                }
             }
+            record.epochs.insert(lane, epoch);
+            record.keys.extend(key);
         }
-        self.epochs.insert(lane, epoch);
-        self.keys.extend(key.map(str::to_owned));
+        record
     }
 
     pub fn is_empty(&self) -> bool {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use postroom::lane_book::{Asked, Found, Granted};
 use postroom::{BoxError, Message, MessageId, StoreError, headers_from_json};
 use tokio_postgres::Row;
 
-use crate::lanes::Asked;
 use crate::position::{CatchUp, Position, xmax};
 use crate::text::{Text, Texts};
 
@@ -46,25 +46,7 @@ pub(crate) struct FoundRow {
 /// A parked message.
 pub(crate) struct ParkedRow {
     pub lane: u16,
-    pub seq: i64,
-    pub key: Option<String>,
-    pub attempts: u32,
-    /// Relays that died over it, and that may have.
-    pub deaths: u32,
-    pub doubts: u32,
-    pub message: Message,
-    /// Why the message cannot be sent.
-    pub unreadable: Option<String>,
-}
-
-/// A lane that a renewal kept or took.
-pub(crate) struct Granted {
-    pub lane: u16,
-    pub epoch: i64,
-    pub kept: bool,
-    pub position: Position,
-    /// Relays in a row that died holding it.
-    pub deaths: u32,
+    pub found: Found,
 }
 
 impl Read {
@@ -86,7 +68,7 @@ impl Read {
 impl Read {
     /// Keeps of all rows those of the first lanes, by seq, that have `messages` to hand out, and of the lanes asked only these
     /// and those without any rows: the others are as if they had not been asked. Returns those.
-    pub fn keep_first(&mut self, messages: usize, asked: &mut Vec<Asked>) -> Vec<(u16, i64)> {
+    pub fn keep_first(&mut self, messages: usize, asked: &mut Vec<Asked<Position>>) -> Vec<(u16, i64)> {
         let (mut kept, mut others, mut found) = (HashSet::new(), HashSet::new(), HashSet::new());
         for row in &self.rows {
             if kept.contains(&row.lane) || found.len() < messages && !others.contains(&row.lane) {
@@ -125,37 +107,37 @@ impl FoundRow {
 impl ParkedRow {
     pub fn of(row: &Row) -> Result<Self, StoreError> {
         let (message, unreadable) = message_of(row)?;
-        Ok(Self {
-            lane: get::<i16>(row, "lane")? as u16,
+        let found = Found {
             seq: get(row, "seq")?,
             key: get::<Option<Text>>(row, "ordering_key")?.map(|key| key.text),
             attempts: get::<i32>(row, "attempts")?.max(0) as u32,
+            scheduled: false,
+            behind: false,
             deaths: get::<i32>(row, "deaths")?.max(0) as u32,
             doubts: get::<i32>(row, "doubts")?.max(0) as u32,
-            message,
             unreadable,
-        })
+            message,
+        };
+        Ok(Self { lane: get::<i16>(row, "lane")? as u16, found })
     }
 }
 
-impl Granted {
-    /// How many lanes are this relay's share, and which it was granted.
-    pub fn all(rows: &[Row]) -> Result<(usize, Vec<Self>), StoreError> {
-        let (share, granted) = rows.split_first().ok_or_else(|| unreadable("the renewal brought no share".into()))?;
-        let share = usize::try_from(get::<i64>(share, 1)?).map_err(|error| unreadable(error.into()))?;
-        Ok((share, granted.iter().map(Self::of).collect::<Result<_, _>>()?))
-    }
+/// How many lanes are this relay's share, and which it was granted.
+pub(crate) fn granted(rows: &[Row]) -> Result<(usize, Vec<Granted<Position>>), StoreError> {
+    let (share, granted) = rows.split_first().ok_or_else(|| unreadable("the renewal brought no share".into()))?;
+    let share = usize::try_from(get::<i64>(share, 1)?).map_err(|error| unreadable(error.into()))?;
+    Ok((share, granted.iter().map(granted_lane).collect::<Result<_, _>>()?))
+}
 
-    fn of(row: &Row) -> Result<Self, StoreError> {
-        let catch_up = match (get::<Option<String>>(row, 6)?, get::<Option<i64>>(row, 7)?) {
-            (Some(snapshot), Some(seq)) => Some(CatchUp { snapshot: snapshot.into(), seq }),
-            _ => None,
-        };
-        let snapshot = get::<String>(row, 3)?.into();
-        let deaths = get::<i32>(row, 8)?.max(0) as u32;
-        let position = Position { snapshot, seq: get(row, 4)?, floor: get(row, 5)?, catch_up };
-        Ok(Self { lane: get::<i16>(row, 0)? as u16, epoch: get(row, 1)?, kept: get(row, 2)?, position, deaths })
-    }
+fn granted_lane(row: &Row) -> Result<Granted<Position>, StoreError> {
+    let catch_up = match (get::<Option<String>>(row, 6)?, get::<Option<i64>>(row, 7)?) {
+        (Some(snapshot), Some(seq)) => Some(CatchUp { snapshot: snapshot.into(), seq }),
+        _ => None,
+    };
+    let snapshot = get::<String>(row, 3)?.into();
+    let deaths = get::<i32>(row, 8)?.max(0) as u32;
+    let position = Position { snapshot, seq: get(row, 4)?, floor: get(row, 5)?, catch_up };
+    Ok(Granted { lane: get::<i16>(row, 0)? as u16, epoch: get(row, 1)?, kept: get(row, 2)?, position, deaths })
 }
 
 /// A seq and the transaction id taken after it was read.

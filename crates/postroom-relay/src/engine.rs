@@ -62,6 +62,13 @@ pub struct Engine {
     noting: Option<Token>,
     /// It is noted and goes out next.
     noted: Option<Token>,
+    /// The store has a note about it. Nothing else begins before that is taken off: whoever dies over something else would be
+    /// counted against this one.
+    note_stands: Option<Token>,
+    /// The note is being taken off, without a settlement that would do it.
+    clearing: bool,
+    /// It could not be; not before this it is tried again.
+    clear_at: Option<Duration>,
     suspects: Suspects,
     /// Something was stored since this process began and since the sink was last found lost.
     proven: bool,
@@ -111,6 +118,9 @@ impl Engine {
             alone: false,
             noting: None,
             noted: None,
+            note_stands: None,
+            clearing: false,
+            clear_at: None,
             suspects: Suspects::default(),
             proven: false,
             next_batch: 0,
@@ -159,6 +169,7 @@ impl Engine {
             Input::Renewed(standing) => self.renewed(now, standing),
             Input::Claimed(claimed) => self.claimed(now, claimed),
             Input::Noted(noted) => self.noted(noted),
+            Input::NoteCleared(done) => self.note_cleared(now, done),
             Input::Published(batch, verdicts) => self.published(now, batch, verdicts),
             Input::Settled(settled) => self.settled(now, settled),
             Input::Probed(result) => self.breaker.probed(now, result.map_err(tidy_reason)),
@@ -177,6 +188,7 @@ impl Engine {
             self.renewing = true;
             actions.push(Action::Renew(self.report()));
         }
+        self.clear_at.take_if(|at| now >= *at);
         if self.breaker.begins_probe(now) {
             actions.push(Action::Probe);
         }
@@ -221,6 +233,7 @@ impl Engine {
         } else if self.settling.is_none() {
             times.extend(self.flush_at.map(|at| at.max(self.settle_at)));
         }
+        times.extend(self.clear_at);
         if self.can_claim() {
             times.push(self.claim_at);
         }
@@ -296,6 +309,9 @@ impl Engine {
         let (messages_max, batches_max) = self.breaker.permits(self.options.sink.batches_in_flight_max)?;
         if self.alone || self.batches.len() >= batches_max || !self.keys.has_ready() {
             return None;
+        }
+        if let Some(token) = self.note_stands {
+            return self.clear_note(now, token);
         }
         let messages_max = messages_max.min(self.rate.permits(now));
         let mut tokens: Vec<Token> = Vec::new();
@@ -400,6 +416,8 @@ impl Engine {
         for (token, held) in &mut self.held {
             held.lost |= is_lost(token, held);
         }
+        // Whoever has the lane now has the note as well.
+        self.note_stands.take_if(|token| self.held.get(token).is_none_or(|held| held.lost));
         let numbers: Vec<u16> = lanes.iter().map(|lost| lost.lane).collect();
         self.suspects.lose(&numbers);
         let held = &self.held;
@@ -514,6 +532,8 @@ impl Engine {
             let later = std::mem::replace(&mut self.pending, settlements);
             self.pending.extend(later);
             self.settle_at = now + self.settle_backoff.failed();
+            // There may have been nothing in it but positions to write, which fill the window until they are written.
+            self.flush_at = Some(self.settle_at);
             return;
         };
         self.settle_backoff.succeeded();
@@ -529,6 +549,7 @@ impl Engine {
                 }
             }
             self.let_go(token);
+            self.note_stands.take_if(|noted| noted == token);
         }
         self.counters.fenced += settled.fenced as u64;
         self.flush_at = settled.unwritten.then_some(now + FLUSH_AFTER);

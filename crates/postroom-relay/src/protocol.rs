@@ -47,6 +47,8 @@ pub enum Input {
     Claimed(Option<Claimed>),
     /// A note about a message that travels alone is written; nothing is known of it where it could not be.
     Noted(Noted),
+    /// The note is off; false: it may still be there.
+    NoteCleared(bool),
     /// A batch came back; an error: the sink was unavailable.
     Published(BatchId, Result<Verdicts, String>),
     /// A settling came back.
@@ -73,6 +75,8 @@ pub enum Action {
         /// The sink stored something since this process began.
         proven: bool,
     },
+    /// Call [`postroom::Source::clear_note`].
+    ClearNote,
     /// Call [`postroom::Sink::publish`].
     Publish(BatchId, Batch),
     /// Call [`postroom::Source::settle`].

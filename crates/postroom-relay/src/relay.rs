@@ -10,8 +10,8 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use postroom::{
-    Batch, Failure, Message, MessageSpan, Noted, OnDead, Order, RetryPolicy, Sink, Source, Step, StoreError, Verdict,
-    Verdicts, Wake, crash_point, crash_point_over, fingerprint,
+    Batch, Failure, LostLane, Message, MessageSpan, Noted, OnDead, Order, RetryPolicy, Sink, Source, Step, StoreError,
+    Verdict, Verdicts, Wake, crash_point, crash_point_over, fingerprint,
 };
 
 use crate::engine::Engine;
@@ -235,10 +235,12 @@ impl Relay {
             Action::Renew(mut report) => Box::pin(async move {
                 report.sink_blocked = self.sink.blocked();
                 let standing = self.source.renew(&report).await;
+                self.tell_lost(standing.as_ref().map_or(&[][..], |standing| &standing.lost_lanes));
                 Some(Input::Renewed(standing.inspect_err(|error| drop(self.complain("renew the lease", error))).ok()))
             }),
             Action::Claim(want) => Box::pin(async move {
                 let claimed = self.source.claim(want).await;
+                self.tell_lost(claimed.as_ref().map_or(&[][..], |claimed| &claimed.lost_lanes));
                 for delivery in claimed.iter().flat_map(|claimed| &claimed.deliveries) {
                     drop(MessageSpan::begin(Step::Claim, &delivery.message, "postroom", &self.route));
                 }
@@ -251,8 +253,15 @@ impl Relay {
                     noted.inspect_err(|error| drop(self.complain("note the message that travels alone", error)));
                 Some(Input::Noted(noted.unwrap_or(Noted { proven, ..Noted::default() })))
             }),
+            Action::ClearNote => Box::pin(async move {
+                let cleared = self.source.clear_note().await;
+                let cleared = cleared
+                    .inspect_err(|error| drop(self.complain("take the note off a message that came back", error)));
+                Some(Input::NoteCleared(cleared.is_ok()))
+            }),
             Action::Settle(settlements) => Box::pin(async move {
                 let settled = self.source.settle(&settlements).await;
+                self.tell_lost(settled.as_ref().map_or(&[][..], |settled| &settled.lost_lanes));
                 Some(Input::Settled(settled.inspect_err(|error| drop(self.complain("settle messages", error))).ok()))
             }),
             Action::Publish(id, batch) => Box::pin(async move {
@@ -290,6 +299,16 @@ impl Relay {
             }),
             Action::Finish => return None,
         })
+    }
+
+    fn tell_lost(&self, lost: &[LostLane]) {
+        if !lost.is_empty() {
+            let lanes: Vec<String> = lost.iter().map(|lost| lost.lane.to_string()).collect();
+            tracing::warn!(
+                route = %self.route, lanes = %lanes.join(","),
+                "lost lanes; what was in hand of them is published again by whoever has them"
+            );
+        }
     }
 
     /// Where a channel closed over one message, the others of its batch may or may not be stored.

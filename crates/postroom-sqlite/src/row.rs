@@ -3,12 +3,13 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use postroom::lane_book::Found;
 use postroom::{Message, MessageId, headers_from_json};
 use rusqlite::Row;
 use rusqlite::types::Value;
 
 /// A message of the outbox or a parked one.
-pub(crate) struct Found {
+pub(crate) struct FoundRow {
     pub seq: i64,
     /// The id as the writer wrote it.
     pub written_id: String,
@@ -21,7 +22,7 @@ pub(crate) struct Found {
     pub message: Message,
 }
 
-impl Found {
+impl FoundRow {
     pub fn of(row: &Row<'_>) -> Result<Self, rusqlite::Error> {
         let (message, unreadable) = message_of(row)?;
         Ok(Self {
@@ -34,6 +35,12 @@ impl Found {
             unreadable,
             message,
         })
+    }
+
+    pub fn found(self) -> Found {
+        let Self { seq, attempts, scheduled, behind, unreadable, message, .. } = self;
+        let key = message.ordering_key().map(str::to_owned);
+        Found { seq, key, attempts, scheduled, behind, deaths: 0, doubts: 0, unreadable, message }
     }
 }
 

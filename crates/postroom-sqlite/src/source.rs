@@ -1,22 +1,23 @@
 //! Claims messages of one route from a SQLite file: the log source with one lane, whose position is a seq.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use postroom::lane_book::{Asked, Granted, Move, Reached};
 use postroom::{
-    Claimed, Delivery, LostLane, MessageId, OnDead, Order, Origin, ReadId, Report, RouteSettings, Settled, Settlement,
-    Source, Standing, StoreError, Token, TopicFilter, Want, Watermark,
+    Claimed, LaneBook, OnDead, Order, Report, RouteSettings, Settled, Settlement, Source, Standing, StoreError,
+    TopicFilter, Want,
 };
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
 use crate::connect::{connect, store_error};
 use crate::migrate::schema_version;
-use crate::record::Record;
+use crate::record;
 use crate::routes;
-use crate::row::Found;
+use crate::row::FoundRow;
 use crate::watch::{self, FileId, Position};
 
 /// The one lane of a SQLite store.
@@ -57,29 +58,16 @@ struct Inner {
     connection: Connection,
     /// Which file the connection has open.
     file: Option<FileId>,
-    epoch: Option<i64>,
     /// What the route is, as it was read last.
     settings: RouteSettings,
-    /// How far the lane has been read.
-    position: Position,
+    book: LaneBook<Position>,
+    opened: Instant,
     /// The position in the file, as this relay found or wrote it last.
     stored: i64,
-    watermark: Watermark<Position>,
-    unwritten: Option<Position>,
     /// How another relay's lease stands, and since when it has stood so.
     other: Option<((String, i64), Instant)>,
     /// The database's clock at the last renewal.
     clock: Option<(i64, Instant)>,
-    next_token: u64,
-    out: HashMap<Token, Out>,
-    lost: Vec<LostLane>,
-}
-
-struct Out {
-    seq: i64,
-    id: MessageId,
-    key: Option<String>,
-    read: Option<ReadId>,
 }
 
 impl SqliteSource {
@@ -100,17 +88,12 @@ impl SqliteSource {
             options,
             connection,
             file,
-            epoch: None,
             settings,
-            position: Position::default(),
+            book: LaneBook::default(),
+            opened: Instant::now(),
             stored: 0,
-            watermark: Watermark::default(),
-            unwritten: None,
             other: None,
             clock: None,
-            next_token: 0,
-            out: HashMap::new(),
-            lost: Vec::new(),
         };
         Ok(Self { inner: Arc::new(Mutex::new(inner)), lease })
     }
@@ -142,7 +125,7 @@ impl Source for SqliteSource {
         self.blocking("claim messages", move |inner| {
             let mut claimed = inner.claim(want)?;
             // Rows of other routes are passed without any settling.
-            claimed.unwritten = inner.unwritten.is_some();
+            claimed.unwritten = inner.book.has_unwritten();
             Ok(claimed)
         })
         .await
@@ -158,9 +141,8 @@ impl Source for SqliteSource {
             inner.settle(&[])?;
             let sql = "update postroom_lanes set owner = null, expires_ms = null
                         where route = ?1 and lane = 0 and epoch = ?2 and owner = ?3";
-            inner.connection.execute(sql, params![inner.options.route, inner.epoch, inner.options.owner])?;
-            inner.lose();
-            inner.lost.clear();
+            inner.connection.execute(sql, params![inner.options.route, inner.epoch(), inner.options.owner])?;
+            inner.book.forget();
             Ok(())
         })
         .await
@@ -183,7 +165,7 @@ impl Inner {
             return Err(StoreError::Unavailable { what: "look at the database file", source });
         }
         tracing::warn!(route = self.options.route, "the database file was replaced; it is opened again");
-        self.lose();
+        self.book.lose_all();
         (self.connection, self.file, self.settings) = open(&self.options)?;
         Ok(())
     }
@@ -199,15 +181,15 @@ impl Inner {
                 and (owner is null or expires_ms < {NOW} or owner = ?2 or (owner = ?5 and expires_ms = ?6))
             returning epoch, position_seq, position_id"
         );
-        let lease = self.options.lease.as_millis() as i64;
+        let (ours, lease) = (self.epoch(), self.options.lease.as_millis() as i64);
+        let deadline = self.now() + self.options.lease;
         let (other, until) = silent.unzip();
         let held: Option<(i64, Position)> = tx
-            .query_row(&sql, params![self.options.route, self.options.owner, self.epoch, lease, other, until], |row| {
+            .query_row(&sql, params![self.options.route, self.options.owner, ours, lease, other, until], |row| {
                 Ok((row.get(0)?, Position { seq: row.get(1)?, id: row.get(2)? }))
             })
             .optional()?;
-        let taken = held.filter(|(epoch, _)| self.epoch != Some(*epoch));
-        let lost = self.epoch.is_some() && (held_is_gone(&tx, &self.options, self.epoch)? || taken.is_some());
+        let taken = held.as_ref().filter(|(epoch, _)| ours != Some(*epoch));
         let mut moved = None;
         if let Some((_, position)) = &taken {
             // Read by the relay before and only queued up, without its position having passed them: they are read again, in
@@ -233,20 +215,21 @@ impl Inner {
         if let Some(settings) = settings {
             self.settings = settings;
         }
-        if lost {
-            self.lose();
-        }
-        if let Some((epoch, position)) = taken {
-            self.epoch = Some(epoch);
+        if let Some((_, position)) = taken {
             self.stored = position.seq;
-            self.position = Position { id: position.id.filter(|_| moved.is_none()), ..position };
         }
+        let granted = held.map(|(epoch, position)| {
+            let position = Position { id: position.id.filter(|_| moved.is_none()), ..position };
+            Granted { lane: LANE, epoch, kept: ours == Some(epoch), position, deaths: 0 }
+        });
+        let before = self.book.held();
+        self.book.renewed(&before, granted.into_iter().collect(), deadline);
         if let Some(moved) = moved {
             tell_new_seqs(&self.options.route, moved);
         }
-        let (held, settled_ahead) = (usize::from(self.epoch.is_some()), self.watermark.settled_ahead());
+        let (held, settled_ahead) = (self.book.held().len(), self.book.settled_ahead());
         let (order, on_dead) = (self.settings.order, self.settings.on_dead);
-        Ok(Standing { held, lost_lanes: std::mem::take(&mut self.lost), settled_ahead, deaths: 0, order, on_dead })
+        Ok(Standing { held, lost_lanes: self.book.take_lost(), settled_ahead, deaths: 0, order, on_dead })
     }
 
     /// The relay that holds the lane and the end of its lease, if that has not changed for a lease as we saw it: then it is
@@ -271,27 +254,18 @@ impl Inner {
         Ok(None)
     }
 
-    fn lose(&mut self) {
-        if self.epoch.take().is_some() {
-            self.lost.push(LostLane { lane: LANE, before: Token(self.next_token) });
-        }
-        self.out.clear();
-        self.watermark = Watermark::default();
-        self.unwritten = None;
+    fn now(&self) -> Duration {
+        self.opened.elapsed()
     }
 
-    fn hand_out(&mut self, found: Found, origin: Origin, read: Option<ReadId>) -> Delivery {
-        let Found { seq, attempts, scheduled, behind, unreadable, message, .. } = found;
-        let token = Token(self.next_token);
-        self.next_token += 1;
-        let (id, key) = (message.id, message.ordering_key().map(str::to_owned));
-        self.out.insert(token, Out { seq, id, key, read });
-        Delivery { token, lane: LANE, origin, attempts, scheduled, behind, deaths: 0, doubts: 0, unreadable, message }
+    /// The tenure in which the lane is ours.
+    fn epoch(&self) -> Option<i64> {
+        self.book.held().first().map(|(_, epoch)| *epoch)
     }
 
     fn claim(&mut self, want: Want) -> Result<Claimed, rusqlite::Error> {
-        let mut claimed = Claimed { lost_lanes: std::mem::take(&mut self.lost), ..Claimed::default() };
-        let Some(epoch) = self.epoch else { return Ok(claimed) };
+        let mut claimed = Claimed { lost_lanes: self.book.take_lost(), ..Claimed::default() };
+        let Some(epoch) = self.epoch() else { return Ok(claimed) };
         // Everything is read before anything is taken in, and in one transaction: an error half-way must not leave a read in
         // nobody's hand, and what is read belongs to the position that was looked at.
         match self.look(epoch)? {
@@ -313,45 +287,50 @@ impl Inner {
         let settings = routes::settings(&tx, &self.options.route)?;
         let (parked, parked_cut) =
             if want.parked { self.read_parked(want.messages, want.bytes)? } else { (Vec::new(), false) };
-        let room = want.lane_messages_max.saturating_sub(self.watermark.open()).min(want.messages);
-        let (fresh, fresh_cut) = self.read_fresh(room, want.bytes)?;
+        let now = self.now();
+        let asked = if want.alone && !parked.is_empty() {
+            None
+        } else {
+            self.book.ask(now, want.messages, want.lane_messages_max).pop()
+        };
+        let (fresh, fresh_cut) = match &asked {
+            Some(asked) => self.read_fresh(asked, want.bytes)?,
+            None => (Vec::new(), false),
+        };
         drop(tx);
         if let Some(settings) = settings {
             self.settings = settings;
         }
         claimed.more = parked_cut || fresh_cut || parked.len() >= want.messages || fresh.len() >= want.messages;
 
-        for found in parked {
-            claimed.deliveries.push(self.hand_out(found, Origin::Parked, None));
+        for row in parked {
+            claimed.deliveries.extend(self.book.took_in_parked(LANE, row.found()));
         }
-        let Some(last) = fresh.last() else { return Ok(claimed) };
-        self.position = Position { seq: last.seq, id: Some(last.written_id.clone()) };
-        let topics = &self.settings.topics;
-        let wanted: Vec<Found> =
-            fresh.into_iter().filter(|row| !row.dealt_with && topics.takes(&row.message.topic)).collect();
-        let read = self.watermark.opened(self.position.clone(), wanted.len());
-        if let Some(position) = self.watermark.advance() {
-            self.unwritten = Some(position);
-        }
-        for found in wanted {
-            claimed.deliveries.push(self.hand_out(found, Origin::Outbox, Some(read)));
+        if let Some((asked, last)) = asked.zip(fresh.last()) {
+            let position = Position { seq: last.seq, id: Some(last.written_id.clone()) };
+            let reached = Reached { position, moved: true, full: fresh_cut || fresh.len() >= asked.limit };
+            let topics = &self.settings.topics;
+            let wanted = fresh.into_iter().filter(|row| !row.dealt_with && topics.takes(&row.message.topic));
+            let wanted = wanted.map(FoundRow::found).collect();
+            claimed.deliveries.extend(self.book.took_in(&asked, reached, wanted));
         }
         Ok(claimed)
     }
 
     fn look(&self, epoch: i64) -> Result<watch::Standing, rusqlite::Error> {
         let (route, owner) = (&self.options.route, &self.options.owner);
-        watch::look(&self.connection, route, owner, epoch, self.stored, &self.position)
+        let read = self.book.position(LANE).cloned().unwrap_or_default();
+        watch::look(&self.connection, route, owner, epoch, self.stored, &read)
     }
 
     /// The lane is taken again with the next renewal, and read from the position in the file.
     fn lost_before_the_read(&mut self) -> Claimed {
-        self.lose();
-        Claimed { lost_lanes: std::mem::take(&mut self.lost), ..Claimed::default() }
+        self.book.lose_all();
+        Claimed { lost_lanes: self.book.take_lost(), ..Claimed::default() }
     }
 
     /// In order, at most about `bytes`; whether there was more.
-    fn read_fresh(&self, limit: usize, bytes: usize) -> Result<(Vec<Found>, bool), rusqlite::Error> {
+    fn read_fresh(&self, asked: &Asked<Position>, bytes: usize) -> Result<(Vec<FoundRow>, bool), rusqlite::Error> {
         // Dealt with: parked or buried before a crash kept the position from passing it.
         let sql = format!(
             "select o.*, 0 as attempts, coalesce(o.visible_ms > {NOW}, false) as scheduled,
@@ -366,12 +345,15 @@ impl Inner {
                from postroom_outbox o where o.seq > ?2 order by o.seq limit ?3"
         );
         let mut statement = self.connection.prepare_cached(&sql)?;
-        up_to(bytes, statement.query_map(params![self.options.route, self.position.seq, limit as i64], Found::of)?)
+        up_to(
+            bytes,
+            statement.query_map(params![self.options.route, asked.position.seq, asked.limit as i64], FoundRow::of)?,
+        )
     }
 
     /// Heads that are due, each with what queues behind it, up to the next head of the key.
-    fn read_parked(&self, limit: usize, bytes: usize) -> Result<(Vec<Found>, bool), rusqlite::Error> {
-        let in_hand: Vec<i64> = self.out.values().filter(|out| out.read.is_none()).map(|out| out.seq).collect();
+    fn read_parked(&self, limit: usize, bytes: usize) -> Result<(Vec<FoundRow>, bool), rusqlite::Error> {
+        let in_hand: Vec<i64> = self.book.parked_in_hand().map(|(_, seq)| seq).collect();
         let in_hand = serde_json::to_string(&in_hand).unwrap_or_default();
         let sql = format!(
             "with heads as (
@@ -397,33 +379,19 @@ impl Inner {
               order by p.seq limit ?3"
         );
         let mut statement = self.connection.prepare_cached(&sql)?;
-        up_to(bytes, statement.query_map(params![self.options.route, in_hand, limit as i64], Found::of)?)
+        up_to(bytes, statement.query_map(params![self.options.route, in_hand, limit as i64], FoundRow::of)?)
     }
 
     fn settle(&mut self, settlements: &[Settlement]) -> Result<Settled, rusqlite::Error> {
         let mut settled = Settled::default();
-        let Some(epoch) = self.epoch else {
+        let Some(epoch) = self.epoch() else {
             settled.fenced = settlements.len();
-            settled.lost_lanes = std::mem::take(&mut self.lost);
+            settled.lost_lanes = self.book.take_lost();
             return Ok(settled);
         };
-        let mut record = Record::default();
-        for settlement in settlements {
-            if let Some(out) = self.out.get(&settlement.token) {
-                // Without order a message waits for no other, but those that an operator gave back do.
-                let waits = self.ordered() || out.read.is_none();
-                let key = out.key.as_deref().filter(|_| waits);
-                record.add((out.seq, out.id), key, out.read.is_none(), &settlement.outcome);
-            }
-        }
-        // The watermark moves in memory only after the transaction committed, so that a repeated call repeats it whole.
-        let mut reads: Vec<ReadId> = Vec::new();
-        for settlement in settlements {
-            if let Some(Out { read: Some(read), .. }) = self.out.get(&settlement.token) {
-                reads.push(*read);
-            }
-        }
-        if !record.is_empty() {
+        // The book changes only after the transaction committed, so that a repeated call repeats it whole.
+        let entries = self.book.entries(settlements, self.ordered());
+        if !entries.is_empty() {
             let (route, ordered) = (self.options.route.clone(), self.ordered());
             let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             // The position too: owner and epoch may be in a backup that was restored.
@@ -434,46 +402,48 @@ impl Inner {
                 |row| row.get(0),
             )?;
             if held {
-                record.write(&tx, &route, ordered)?;
+                record::write(&tx, &entries, &route, ordered)?;
                 tx.commit()?;
                 settled.more_parked = true;
             } else {
                 tx.rollback()?;
-                settled.fenced = settlements.len();
-                self.lose();
-                settled.lost_lanes = std::mem::take(&mut self.lost);
-                return Ok(settled);
+                self.book.lose_all();
             }
-        }
-        for read in reads {
-            self.watermark.settled(read);
         }
         for settlement in settlements {
-            // Not in our books: the lane was lost meanwhile.
-            settled.fenced += usize::from(self.out.remove(&settlement.token).is_none());
+            // Not in our books: the lane was lost, before this or just now.
+            settled.fenced += usize::from(!self.book.settle(settlement.token));
         }
-        if let Some(position) = self.watermark.advance() {
-            self.unwritten = Some(position);
-        }
-        settled.settled_ahead = self.watermark.settled_ahead();
-        if let Some(position) = self.unwritten.clone() {
-            let sql = "update postroom_lanes set position_seq = ?3, position_id = ?4
-                        where route = ?1 and lane = 0 and epoch = ?2 and owner = ?5 and position_seq = ?6";
-            let (route, owner) = (&self.options.route, &self.options.owner);
-            // An error leaves the position unwritten for the next settling; everything else is recorded.
-            match self.connection.execute(sql, params![route, epoch, position.seq, position.id, owner, self.stored]) {
-                Ok(1) => (self.unwritten, self.stored) = (None, position.seq),
-                Ok(_) => {
-                    self.lose();
-                    settled.lost_lanes = std::mem::take(&mut self.lost);
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "the position could not be written; it is with the next settling");
-                    settled.unwritten = true;
-                }
-            }
-        }
+        self.write_position();
+        settled.lost_lanes = self.book.take_lost();
+        settled.settled_ahead = self.book.settled_ahead();
+        settled.unwritten = self.book.has_unwritten();
         Ok(settled)
+    }
+
+    /// An error leaves the position unwritten for the next settling; everything else is recorded.
+    fn write_position(&mut self) {
+        let now = self.now();
+        let moves = self.book.begin_write(now);
+        let Some(Move { epoch, position, .. }) = moves.first() else { return };
+        let sql = "update postroom_lanes set position_seq = ?3, position_id = ?4
+                    where route = ?1 and lane = 0 and epoch = ?2 and owner = ?5 and position_seq = ?6";
+        let (route, owner) = (&self.options.route, &self.options.owner);
+        let written =
+            self.connection.execute(sql, params![route, epoch, position.seq, position.id, owner, self.stored]);
+        let written = match written {
+            Ok(1) => {
+                self.stored = position.seq;
+                Some(HashSet::from([LANE]))
+            }
+            Ok(_) => Some(HashSet::new()),
+            Err(error) => {
+                tracing::warn!(%error, "the position could not be written; it is with the next settling");
+                None
+            }
+        };
+        let now = self.now();
+        self.book.end_write(now, moves, written.as_ref());
     }
 
     fn ordered(&self) -> bool {
@@ -512,17 +482,6 @@ fn open(options: &SqliteSourceOptions) -> Result<(Connection, Option<FileId>, Ro
     Ok((connection, file, settings))
 }
 
-/// Whether the lane that we took for ours is somebody else's.
-fn held_is_gone(
-    connection: &Connection,
-    options: &SqliteSourceOptions,
-    epoch: Option<i64>,
-) -> Result<bool, rusqlite::Error> {
-    let sql = "select not exists (select 1 from postroom_lanes
-                                   where route = ?1 and lane = 0 and owner = ?2 and epoch = ?3)";
-    connection.query_row(sql, params![options.route, options.owner, epoch], |row| row.get(0))
-}
-
 fn tell_new_seqs(route: &str, moved: usize) {
     tracing::warn!(
         route,
@@ -535,8 +494,8 @@ fn tell_new_seqs(route: &str, moved: usize) {
 /// Takes rows as long as they fit in `bytes`, the first whatever its size; whether one did not.
 fn up_to(
     bytes: usize,
-    rows: impl Iterator<Item = Result<Found, rusqlite::Error>>,
-) -> Result<(Vec<Found>, bool), rusqlite::Error> {
+    rows: impl Iterator<Item = Result<FoundRow, rusqlite::Error>>,
+) -> Result<(Vec<FoundRow>, bool), rusqlite::Error> {
     let (mut taken, mut weight) = (Vec::new(), 0);
     for row in rows {
         let row = row?;

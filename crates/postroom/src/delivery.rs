@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::message::Message;
+use crate::message::{Message, MessageId};
 
 /// Names a delivery within the source that handed it out; meaningless anywhere else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -105,4 +105,107 @@ pub struct Settlement {
     pub token: Token,
     /// What became of it.
     pub outcome: Outcome,
+}
+
+/// Why a message is parked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParkedState {
+    /// It waits for its next attempt, or it is the first of its key and can go out.
+    Retry,
+    /// It waits behind another message of its key.
+    Queued,
+    /// It is not due yet.
+    Scheduled,
+}
+
+impl ParkedState {
+    /// The word in the table and on the screen.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::Queued => "queued",
+            Self::Scheduled => "scheduled",
+        }
+    }
+}
+
+/// What an outcome changes in a store beside positions.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Change {
+    /// A message from the outbox is parked.
+    Park {
+        /// Why.
+        state: ParkedState,
+        /// Attempts burned.
+        attempts: u32,
+        /// Wait from now, by the database's clock; a scheduled one waits as its row says.
+        after: Duration,
+        /// For the operator.
+        error: Option<String>,
+    },
+    /// A parked message failed again.
+    ParkAgain {
+        /// Attempts burned.
+        attempts: u32,
+        /// Wait from now, by the database's clock.
+        after: Duration,
+        /// For the operator.
+        error: String,
+    },
+    /// A message becomes a dead letter.
+    Bury {
+        /// Attempts burned.
+        attempts: u32,
+        /// Why.
+        cause: Cause,
+        /// For the operator.
+        error: String,
+        /// Its key waits until an operator decides.
+        blocks_key: bool,
+    },
+    /// A parked message is through.
+    Unpark,
+}
+
+impl Change {
+    /// What an outcome changes; none where the position says it all, or where a parked message stays what it is.
+    pub fn of(outcome: &Outcome, parked: bool) -> Option<Self> {
+        let park = |state| Self::Park { state, attempts: 0, after: Duration::ZERO, error: None };
+        match outcome {
+            Outcome::Done => parked.then_some(Self::Unpark),
+            Outcome::Release => None,
+            Outcome::Queue => (!parked).then(|| park(ParkedState::Queued)),
+            Outcome::Schedule => (!parked).then(|| park(ParkedState::Scheduled)),
+            Outcome::Retry { after, attempts, error } => {
+                let (after, attempts, error) = (*after, *attempts, error.clone());
+                Some(if parked {
+                    Self::ParkAgain { attempts, after, error }
+                } else {
+                    Self::Park { state: ParkedState::Retry, attempts, after, error: Some(error) }
+                })
+            }
+            Outcome::Dead { attempts, cause, error, blocks_key } => {
+                Some(Self::Bury { attempts: *attempts, cause: *cause, error: error.clone(), blocks_key: *blocks_key })
+            }
+        }
+    }
+}
+
+/// What a store has to write about one delivery before a position passes it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// Its lane.
+    pub lane: u16,
+    /// The tenure in which it was read: nothing is written in another one.
+    pub epoch: i64,
+    /// Its place in the outbox.
+    pub seq: i64,
+    /// Its message.
+    pub id: MessageId,
+    /// Its key, where it waits for others of it.
+    pub key: Option<String>,
+    /// It is parked already.
+    pub parked: bool,
+    /// What becomes of it.
+    pub change: Change,
 }

@@ -14,6 +14,7 @@ mod fingerprint;
 mod guard;
 mod inbox;
 mod keys;
+pub mod lane_book;
 mod limits;
 mod message;
 mod order;
@@ -36,7 +37,7 @@ mod watermark;
 pub use consumer_store::{Admitted, Aggregate, ConsumerStore, Keep, Session, Settle, Transactions, Waiting};
 pub use crash::{crash_point, crash_point_over};
 pub use dead_letter::{DeadFilter, DeadLetter, Deed, FailedAttempt, Side};
-pub use delivery::{Cause, Delivery, Origin, Outcome, Settlement, Token};
+pub use delivery::{Cause, Change, Delivery, Entry, Origin, Outcome, ParkedState, Settlement, Token};
 pub use error::{BoxError, StoreError, Unavailable};
 pub use event::{Event, EventError};
 pub use filler::{FillerSeen, FillerStore, Tenure};
@@ -44,6 +45,7 @@ pub use fingerprint::{fingerprint, set_log_key};
 pub use guard::{GuardError, expect_rows};
 pub use inbox::{Admission, Consumer, Inbox, InvalidConsumer, OnceError};
 pub use keys::{KeyDeed, WaitingKey, Whereabouts};
+pub use lane_book::LaneBook;
 pub use limits::{
     CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, LimitExceeded, NAME_BYTES_MAX,
     PAYLOAD_BYTES_MAX,

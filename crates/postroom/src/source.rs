@@ -138,6 +138,14 @@ pub trait Source: Send + Sync {
         Ok(Noted { proven, ..Noted::default() })
     }
 
+    /// Takes the note off, because its message came back without an outcome and something else is about to go out: a relay that
+    /// dies now did not die over that message.
+    ///
+    /// Default, for stores that keep no such notes.
+    async fn clear_note(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// Records outcomes, and writes positions when it is time to: seldom enough that a snapshot held open somewhere does not make
     /// them dear. May be called again with the same settlements after an error: it repeats nothing.
     async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError>;

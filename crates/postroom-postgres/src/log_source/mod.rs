@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use postroom::lane_book::{Granted, Tenant};
 use postroom::{
     Claimed, Delivery, Noted, OnDead, Order, Outcome, Report, Settled, Settlement, Source, Standing, StoreError, Token,
     TopicFilter, Want, crash_point,
@@ -18,9 +19,9 @@ use tokio_postgres::types::ToSql;
 use crate::connect::Connector;
 use crate::lanes::Lanes;
 use crate::link::{Link, Server};
-use crate::position::{CatchUp, astray_bounds};
+use crate::position::{CatchUp, Position, astray_bounds};
 use crate::record::{self, Record};
-use crate::row::{self, Granted, ParkedRow, Read};
+use crate::row::{self, ParkedRow, Read};
 use crate::seeded::unless;
 use crate::watch::Watch;
 
@@ -86,6 +87,7 @@ pub struct LogSource {
     /// Lease renewals never wait behind anything else.
     leases: Link,
     server: Arc<Server>,
+    opened: Instant,
     state: Mutex<Lanes>,
     watch: Mutex<Watch>,
     /// A read found rows that no read would look for again.
@@ -120,6 +122,7 @@ impl LogSource {
             leases: link("").call_timeout(options.lease / 2),
             connector,
             server,
+            opened: Instant::now(),
             state: Mutex::new(Lanes::default()),
             watch: Mutex::new(Watch::new(options.lease)),
             astray: AtomicBool::new(false),
@@ -131,13 +134,18 @@ impl LogSource {
         Ok(source)
     }
 
+    /// The time as the book of lanes counts it.
+    fn now(&self) -> Duration {
+        self.opened.elapsed()
+    }
+
     /// How messages were found so far.
     pub fn reads(&self) -> ReadCounters {
         self.state().reads
     }
 
     /// Puts back what the relays before had queued up in lanes that were taken just now.
-    async fn unread(&self, generation: u64, granted: &[Granted]) -> Result<(), StoreError> {
+    async fn unread(&self, generation: u64, granted: &[Granted<Position>]) -> Result<(), StoreError> {
         let taken = granted.iter().filter(|granted| !granted.kept);
         let (lanes, epochs): (Vec<i16>, Vec<i64>) = taken.map(|granted| (granted.lane as i16, granted.epoch)).unzip();
         if lanes.is_empty() || cfg!(seeded_bug = "what_was_queued_up_stays_parked") {
@@ -152,7 +160,7 @@ impl LogSource {
             .map(drop)
     }
 
-    async fn give_back(&self, generation: u64, lanes: &[(u16, i64)]) -> Result<(), StoreError> {
+    async fn give_back(&self, generation: u64, lanes: &[Tenant]) -> Result<(), StoreError> {
         let (lanes, epochs): (Vec<i16>, Vec<i64>) = lanes.iter().map(|(lane, epoch)| (*lane as i16, *epoch)).unzip();
         self.leases
             .call(generation, "give lanes back", async |session| {
@@ -189,46 +197,47 @@ impl LogSource {
         }
         let mut state = self.state();
         // A lane may have been lost since its rows were taken in.
-        claimed.deliveries.retain(|delivery| state.out_of(delivery.token).is_some());
-        claimed.lost_lanes = state.take_lost();
+        claimed.deliveries.retain(|delivery| state.book.out(delivery.token).is_some());
+        claimed.lost_lanes = state.book.take_lost();
         // There were none before this read, and now there are some.
         claimed.more |= want.parked && !looks && !state.none_parked;
         // Rows of other routes are passed without any settling.
-        claimed.unwritten = state.has_unwritten();
+        claimed.unwritten = state.book.has_unwritten();
         drop(state);
         Ok(claimed)
     }
 
-    /// Takes the note off the message that travelled alone, if it is settled or, with none, if nothing can be published: a relay
-    /// that dies now did not die over it. What is through is forgotten.
-    async fn unmark(&self, link: &Link, settlements: Option<&[Settlement]>) {
+    /// Takes the note off the message that travelled alone, if it is settled or, with none, in any case: a relay that dies now did
+    /// not die over it. What is through is forgotten.
+    async fn unmark(&self, link: &Link, settlements: Option<&[Settlement]>) -> Result<(), StoreError> {
         let of = |marked: &Marked| {
             let settlement = settlements?.iter().find(|settlement| settlement.token == marked.token)?;
             Some(matches!(settlement.outcome, Outcome::Done | Outcome::Dead { .. }))
         };
-        let (marked, through) = {
-            let mut marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
-            match (settlements, marked.as_ref().and_then(of)) {
-                (None, _) => (marked.clone(), false),
-                (Some(_), None) => return,
-                (Some(_), Some(through)) => (marked.take(), through),
-            }
+        let marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(marked) = marked else { return Ok(()) };
+        let through = match (settlements, of(&marked)) {
+            (None, _) => false,
+            (Some(_), None) => return Ok(()),
+            (Some(_), Some(through)) => through,
         };
-        let Some(Marked { lane, epoch, seq, .. }) = marked else { return };
+        let Marked { token, lane, epoch, seq } = marked;
         let generation = self.state().generation;
-        let unmarked = link
-            .call(generation, "take the note off a message", async |session| {
-                let (route, owner) = (&self.options.route, &self.options.owner);
-                let sql = include_str!("../sql/unmark.sql");
-                session.client.execute(sql, &[route, &lane, &epoch, owner, &seq, &through]).await
-            })
-            .await;
-        if let Err(error) = unmarked {
-            tracing::debug!(%error, "the note about a message stays until the next one is noted");
+        link.call(generation, "take the note off a message", async |session| {
+            let (route, owner) = (&self.options.route, &self.options.owner);
+            let sql = include_str!("../sql/unmark.sql");
+            session.client.execute(sql, &[route, &lane, &epoch, owner, &seq, &through]).await
+        })
+        .await?;
+        if settlements.is_some() {
+            let mut marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
+            marked.take_if(|marked| marked.token == token);
         }
+        Ok(())
     }
 
     async fn claim_fresh(&self, want: Want) -> Result<(Vec<Delivery>, bool), StoreError> {
+        let now = self.now();
         let (asked, checkpoint, generation) = {
             let mut state = self.state();
             // Alone, the oldest of all lanes is next: what killed the relay before is among the first.
@@ -236,8 +245,8 @@ impl LogSource {
             let unbounded = cfg!(seeded_bug = "one_lane_takes_every_place");
             let lane_max = if want.alone { 1 } else { want.lane_messages_max };
             let lane_max = if unbounded { usize::MAX } else { lane_max };
-            state.wanted(want.messages);
-            (state.ask(messages, lane_max), std::mem::take(&mut state.floor_is_stale), state.generation)
+            state.book.wants(want.messages);
+            (state.book.ask(now, messages, lane_max), std::mem::take(&mut state.floor_is_stale), state.generation)
         };
         if asked.is_empty() {
             return Ok((Vec::new(), false));
@@ -319,15 +328,18 @@ impl LogSource {
         if let Some((seq, xid)) = mark {
             state.floors.checkpoint(seq, xid);
         }
-        state.have_more(&left_out);
+        state.book.have_more(&left_out);
         let (deliveries, more) = state.take_in(asked, read);
         Ok((deliveries, more || !left_out.is_empty()))
     }
 
     async fn claim_parked(&self, want: Want) -> Result<Vec<Delivery>, StoreError> {
+        let now = self.now();
         let (lanes, in_hand, generation) = {
             let state = self.state();
-            (state.claimable(), state.parked_in_hand(), state.generation)
+            let lanes: Vec<i16> = state.book.claimable(now).into_iter().map(|lane| lane as i16).collect();
+            let in_hand: Vec<i64> = state.book.parked_in_hand().map(|(_, seq)| seq).collect();
+            (lanes, in_hand, state.generation)
         };
         if lanes.is_empty() {
             return Ok(Vec::new());
@@ -360,10 +372,10 @@ impl LogSource {
     /// Writes the positions reached so far. A lane that is not ours any more is dropped.
     async fn write_positions(&self) -> Result<(), StoreError> {
         let _turn = self.position_turn.lock().await;
-        let began = Instant::now();
+        let now = self.now();
         let (moves, generation) = {
             let mut state = self.state();
-            (state.begin_write(), state.generation)
+            (state.book.begin_write(now), state.generation)
         };
         if moves.is_empty() {
             return Ok(());
@@ -373,18 +385,13 @@ impl LogSource {
         match record::positions(&self.positions, key, &moves).await {
             Ok(written) => {
                 crash_point("positions.after");
-                let mut state = self.state();
-                for (number, epoch, _) in &moves {
-                    if !written.contains(number) {
-                        state.lose(*number, *epoch);
-                    }
-                }
-                state.end_write(moves, true);
-                state.wrote_in(began.elapsed());
+                let now = self.now();
+                self.state().book.end_write(now, moves, Some(&written));
                 Ok(())
             }
             Err(error) => {
-                self.state().end_write(moves, false);
+                let now = self.now();
+                self.state().book.end_write(now, moves, None);
                 Err(error)
             }
         }
@@ -397,11 +404,11 @@ impl Source for LogSource {
         let seen = self.look_around().await?;
         let (held, generation) = {
             let state = self.state();
-            (state.epochs(), state.generation)
+            (state.book.held(), state.generation)
         };
         let (lanes, epochs): (Vec<i16>, Vec<i64>) = held.iter().map(|(lane, epoch)| (*lane as i16, *epoch)).unzip();
         let lease_ms = self.options.lease.as_millis() as i64;
-        let deadline = Instant::now() + self.options.lease;
+        let deadline = self.now() + self.options.lease;
         let rows = self
             .leases
             .call(generation, "renew the lease", async |session| {
@@ -422,42 +429,44 @@ impl Source for LogSource {
             })
             .await?;
         crash_point("renew.after");
-        let (share, granted) = Granted::all(&rows)?;
-        if report.sink_blocked.is_some() {
-            self.unmark(&self.leases, None).await;
+        let (share, granted) = row::granted(&rows)?;
+        if report.sink_blocked.is_some()
+            && let Err(error) = self.unmark(&self.leases, None).await
+        {
+            tracing::debug!(%error, "the note about a message stays until the next renewal");
         }
         // Until this has worked the lanes are not ours as far as we know; they are taken again with the next renewal.
         self.unread(generation, &granted).await?;
         {
             let mut state = self.state();
             if state.generation == generation {
-                state.renewed(&held, granted, deadline);
+                state.book.renewed(&held, granted, deadline);
             }
         }
-        let leaving = self.state().keep_to(share);
+        let leaving = self.state().book.keep_to(share);
         if !leaving.is_empty() {
             self.give_back(generation, &leaving).await?;
             crash_point("give_back.after");
-            self.state().gave_back(&leaving);
+            self.state().book.gave_back(&leaving);
         }
         let mut state = self.state();
-        let (held, settled_ahead, deaths) = (state.held(), state.settled_ahead(), state.deaths());
+        let (held, settled_ahead, deaths) = (state.book.held().len(), state.book.settled_ahead(), state.book.deaths());
         let (order, on_dead) = (seen.order, seen.on_dead);
         state.ordered = order.unwrap_or(self.options.order) != Order::None;
-        Ok(Standing { held, lost_lanes: state.take_lost(), settled_ahead, deaths, order, on_dead })
+        Ok(Standing { held, lost_lanes: state.book.take_lost(), settled_ahead, deaths, order, on_dead })
     }
 
     async fn claim(&self, want: Want) -> Result<Claimed, StoreError> {
-        self.state().begin_claim();
+        self.state().book.begin_claim();
         let claimed = self.claim_all(want).await;
-        self.state().end_claim();
+        self.state().book.end_claim();
         claimed
     }
 
     async fn note(&self, token: Token, proven: bool) -> Result<Noted, StoreError> {
         let (out, generation) = {
             let state = self.state();
-            (state.out_of(token).map(|out| (out.lane as i16, out.epoch, out.seq)), state.generation)
+            (state.book.out(token).map(|out| (out.lane as i16, out.epoch, out.seq)), state.generation)
         };
         // Its lane was lost: it is another relay's to note.
         let Some((lane, epoch, seq)) = out else { return Ok(Noted { proven, ..Noted::default() }) };
@@ -475,19 +484,16 @@ impl Source for LogSource {
         Ok(Noted { deaths: count(0)?, doubts: count(1)?, proven })
     }
 
+    async fn clear_note(&self) -> Result<(), StoreError> {
+        self.unmark(&self.durable, None).await
+    }
+
     async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError> {
         crash_point("settle.begin");
         let mut settled = Settled::default();
         let (record, generation, ordered) = {
             let state = self.state();
-            let mut record = Record::default();
-            for settlement in settlements {
-                if let Some(out) = state.out_of(settlement.token) {
-                    // Without order a message waits for no other, but those that an operator gave back do.
-                    let waits = state.ordered || out.read.is_none();
-                    record.add(out, out.key.as_deref().filter(|_| waits), &settlement.outcome);
-                }
-            }
+            let record = Record::of(state.book.entries(settlements, state.ordered));
             (record, state.generation, state.ordered)
         };
         if !record.is_empty() {
@@ -496,29 +502,31 @@ impl Source for LogSource {
             let mut state = self.state();
             for (number, epoch) in record.lanes() {
                 if !held.contains(&number) {
-                    state.lose(number, epoch);
+                    state.book.lose(number, epoch);
                 }
             }
             state.none_parked = false;
             settled.more_parked = record.frees_parked();
         }
+        // Before the book says that it is settled: the relay goes on with others then.
+        self.unmark(&self.durable, Some(settlements)).await?;
         {
             let mut state = self.state();
             for settlement in settlements {
                 // Not in our books: its lane was lost, before this or just now.
-                settled.fenced += usize::from(!state.settle(settlement.token));
+                settled.fenced += usize::from(!state.book.settle(settlement.token));
             }
         }
-        self.unmark(&self.durable, Some(settlements)).await;
-        let due = self.state().positions_are_due(self.options.positions_every);
+        let now = self.now();
+        let due = self.state().book.due(now, self.options.positions_every);
         if due && let Err(error) = self.write_positions().await {
             // Everything durable is recorded; the positions are kept and written with the next settling.
             tracing::warn!(%error, "positions could not be written; they are with the next settling");
         }
         let mut state = self.state();
-        settled.unwritten = state.has_unwritten();
-        settled.settled_ahead = state.settled_ahead();
-        settled.lost_lanes = state.take_lost();
+        settled.unwritten = state.book.has_unwritten();
+        settled.settled_ahead = state.book.settled_ahead();
+        settled.lost_lanes = state.book.take_lost();
         drop(state);
         Ok(settled)
     }
@@ -529,7 +537,7 @@ impl Source for LogSource {
         let written = self.write_positions().await;
         let (held, generation) = {
             let state = self.state();
-            (state.epochs(), state.generation)
+            (state.book.held(), state.generation)
         };
         let given = self.give_back(generation, &held).await;
         let gone = self
@@ -541,7 +549,7 @@ impl Source for LogSource {
             .await;
         given?;
         gone?;
-        self.state().forget();
+        self.state().book.forget();
         written
     }
 

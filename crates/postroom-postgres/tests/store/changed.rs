@@ -331,3 +331,28 @@ async fn lanes_or_a_route_that_were_deleted_come_back_and_nothing_waiting_is_los
         }
     }
 }
+
+/// Two at once, or one beside a relay that reads, ended in a deadlock; PostgreSQL does not see one while its clock is behind.
+#[tokio::test]
+async fn putting_positions_right_waits_for_no_reader_and_for_no_long_transaction_without_end() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    drop(source(&database, "relay").await);
+    let waiting = enqueue(&client, Some("a"), 3).await;
+    client.batch_execute("update postroom.settings set outbox_oid = 1").await.unwrap();
+    let reader = database.connect().await;
+    reader
+        .batch_execute("begin; select from postroom.settings; select from postroom.lanes; select from postroom.outbox")
+        .await
+        .unwrap();
+    let writer = database.connect().await;
+    writer.batch_execute("begin; select postroom.enqueue('orders', 'order.placed', 'x')").await.unwrap();
+    let refused = client.query_one("select postroom.mend()", &[]).await.unwrap_err();
+    assert_eq!(refused.code(), Some(&tokio_postgres::error::SqlState::LOCK_NOT_AVAILABLE), "{refused}");
+    writer.batch_execute("rollback").await.unwrap();
+    client.batch_execute("set lock_timeout = '1s'").await.unwrap();
+    let done: String = client.query_one("select postroom.mend()", &[]).await.unwrap().get(0);
+    assert_eq!(done, "rebased");
+    reader.batch_execute("commit").await.unwrap();
+    assert_eq!(drain(&source(&database, "relay").await).await, waiting);
+}

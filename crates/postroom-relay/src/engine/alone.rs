@@ -6,6 +6,7 @@
 //! works; without any it cannot be told from an outage, and goes round with growing waits, delaying only its key.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use postroom::{Cause, Noted, Outcome, Token};
 
@@ -14,6 +15,8 @@ use crate::protocol::Action;
 
 /// How many relays have to die with this message alone with the sink until it is poison.
 const DEATHS_MAX: u32 = 3;
+/// A note that could not be taken off is tried again after this.
+const CLEAR_AGAIN: Duration = Duration::from_millis(200);
 
 impl Engine {
     /// Asks for the note about a message that travels alone next; none if it needs none.
@@ -32,10 +35,35 @@ impl Engine {
         if held.lost {
             self.alone = false;
             self.put_back(token);
-        } else if self.condemned(token, noted, None) {
+            return;
+        }
+        self.note_stands = Some(token);
+        if self.condemned(token, noted, None) {
             self.alone = false;
         } else {
             self.noted = Some(token);
+        }
+    }
+
+    /// Before anything else begins: takes off the note about a message that came back, unless its settlement does.
+    pub(super) fn clear_note(&mut self, now: Duration, token: Token) -> Option<Action> {
+        if cfg!(seeded_bug = "others_begin_while_a_note_stands") {
+            self.note_stands = None;
+            return self.next_batch(now);
+        }
+        if self.clearing || self.clear_at.is_some() || self.is_settling(&token) {
+            return None;
+        }
+        self.clearing = true;
+        Some(Action::ClearNote)
+    }
+
+    pub(super) fn note_cleared(&mut self, now: Duration, done: bool) {
+        self.clearing = false;
+        if done {
+            self.note_stands = None;
+        } else {
+            self.clear_at = Some(now + CLEAR_AGAIN);
         }
     }
 

@@ -5,7 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use postroom::{Cause, Message, Outcome};
+use postroom::lane_book::{Granted, Tenant};
+use postroom::{Cause, Change, Entry, Message, ParkedState};
+
+use crate::side::place;
 
 /// A committed message.
 #[derive(Debug, Clone)]
@@ -25,16 +28,10 @@ pub struct Lane {
     pub deaths: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    Retry,
-    Queued,
-}
-
 #[derive(Debug, Clone)]
 pub struct Parked {
     pub row: Row,
-    pub state: State,
+    pub state: ParkedState,
     pub due: Duration,
     pub attempts: u32,
     /// It failed before, or an operator gave it back: it is not just queued up.
@@ -63,14 +60,6 @@ pub struct Suspect {
     pub doubts: u32,
 }
 
-pub struct Granted {
-    pub lane: u16,
-    pub epoch: i64,
-    pub kept: bool,
-    pub position: usize,
-    pub deaths: u32,
-}
-
 /// A row that a read found.
 pub struct Found {
     pub place: Place,
@@ -83,15 +72,6 @@ pub struct Found {
     pub doubts: u32,
 }
 
-/// What a settling records about one delivery.
-#[derive(Debug, Clone)]
-pub struct Entry {
-    pub place: Place,
-    pub epoch: i64,
-    pub parked: bool,
-    pub outcome: Outcome,
-}
-
 impl Database {
     pub fn new(lanes: u16) -> Self {
         Self { lanes: vec![Lane::default(); usize::from(lanes)], ..Self::default() }
@@ -101,10 +81,10 @@ impl Database {
         &mut self,
         now: Duration,
         owner: &str,
-        held: &[(u16, i64)],
+        held: &[Tenant],
         lease: Duration,
         survived: bool,
-    ) -> (usize, Vec<Granted>) {
+    ) -> (usize, Vec<Granted<usize>>) {
         self.relays.insert(owner.to_owned(), now + lease);
         let alive = self.relays.values().filter(|expires| **expires > now).count();
         let share = self.lanes.len().div_ceil(alive.max(1));
@@ -130,7 +110,7 @@ impl Database {
                 room -= 1;
                 let orphaned = lane.owner.is_some() && !ours;
                 let due = |(place, parked): (&Place, &Parked)| {
-                    place.0 == number && parked.state == State::Retry && parked.due <= now
+                    place.0 == number && parked.state == ParkedState::Retry && parked.due <= now
                 };
                 let busy = lane.position < lane.log.len() || self.parked.iter().any(due);
                 lane.deaths += u32::from(orphaned && busy);
@@ -154,7 +134,7 @@ impl Database {
         (share, granted)
     }
 
-    pub fn release(&mut self, owner: &str, lanes: &[(u16, i64)]) {
+    pub fn release(&mut self, owner: &str, lanes: &[Tenant]) {
         for (number, epoch) in lanes {
             if self.holds(owner, *number, *epoch) {
                 self.lanes[usize::from(*number)].owner = None;
@@ -208,8 +188,9 @@ impl Database {
                 && lanes.contains(&place.0)
                 && !in_hand.contains(place)
                 && match parked.state {
-                    State::Retry => first && parked.due <= now,
-                    State::Queued => key.is_some_and(|key| open_keys.contains(key) && !closed_keys.contains(key)),
+                    ParkedState::Retry => first && parked.due <= now,
+                    ParkedState::Queued => key.is_some_and(|key| open_keys.contains(key) && !closed_keys.contains(key)),
+                    ParkedState::Scheduled => false,
                 };
             if let Some(key) = key {
                 if goes {
@@ -230,41 +211,36 @@ impl Database {
 
     /// Records outcomes of lanes still held; returns the lanes that were.
     pub fn record(&mut self, now: Duration, owner: &str, ordered: bool, entries: &[Entry]) -> BTreeSet<u16> {
-        let held: BTreeSet<u16> = entries
-            .iter()
-            .filter(|entry| self.holds(owner, entry.place.0, entry.epoch))
-            .map(|entry| entry.place.0)
-            .collect();
+        let held: BTreeSet<u16> =
+            entries.iter().filter(|entry| self.holds(owner, entry.lane, entry.epoch)).map(|entry| entry.lane).collect();
         let mut keys = BTreeSet::new();
-        for Entry { place, parked, outcome, .. } in entries.iter().filter(|entry| held.contains(&entry.place.0)) {
+        for Entry { lane, seq, parked, change, .. } in entries.iter().filter(|entry| held.contains(&entry.lane)) {
+            let place = place(*lane, *seq);
             let row = self.lanes[usize::from(place.0)].log[place.1].clone();
             keys.extend(row.key.clone());
-            let failed = matches!(outcome, Outcome::Retry { .. });
-            let mut park = |state, due, attempts| {
-                let key = row.key.clone().filter(|_| ordered);
-                let row = Row { key, ..row.clone() };
-                self.parked.entry(*place).or_insert(Parked { row, state, due, attempts, failed });
-            };
-            match outcome {
-                Outcome::Done if *parked => drop(self.parked.remove(place)),
-                Outcome::Retry { after, attempts, .. } if *parked => {
-                    if let Some(parked) = self.parked.get_mut(place) {
-                        (parked.state, parked.due, parked.attempts) = (State::Retry, now + *after, *attempts);
+            match change {
+                Change::Unpark => drop(self.parked.remove(&place)),
+                Change::ParkAgain { after, attempts, .. } => {
+                    if let Some(parked) = self.parked.get_mut(&place) {
+                        (parked.state, parked.due, parked.attempts) = (ParkedState::Retry, now + *after, *attempts);
                         parked.failed = true;
                     }
                 }
-                Outcome::Retry { after, attempts, .. } => park(State::Retry, now + *after, *attempts),
-                Outcome::Queue if !*parked => park(State::Queued, now, 0),
-                Outcome::Dead { attempts, cause, blocks_key, .. } => {
-                    if *parked && self.parked.remove(place).is_none() {
+                Change::Park { state, after, attempts, .. } => {
+                    let row = Row { key: row.key.clone().filter(|_| ordered), ..row };
+                    let (state, failed) = (*state, *state == ParkedState::Retry);
+                    let parked = Parked { row, state, due: now + *after, attempts: *attempts, failed };
+                    self.parked.entry(place).or_insert(parked);
+                }
+                Change::Bury { attempts, cause, blocks_key, .. } => {
+                    if *parked && self.parked.remove(&place).is_none() {
                         continue;
                     }
-                    self.dead.entry(*place).or_insert((row.clone(), *attempts, *cause));
+                    self.dead.entry(place).or_insert((row.clone(), *attempts, *cause));
                     if let Some(key) = row.key.clone().filter(|_| *blocks_key) {
-                        self.blocked.insert((key, Some(*place)));
+                        self.blocked.insert((key, Some(place)));
                     }
                 }
-                Outcome::Done | Outcome::Release | Outcome::Queue | Outcome::Schedule => {}
             }
         }
         for key in keys {
@@ -308,8 +284,8 @@ impl Database {
 
     fn promote(&mut self, now: Duration, key: &str) {
         let first = self.parked.values_mut().find(|parked| parked.row.key.as_deref() == Some(key));
-        if let Some(parked) = first.filter(|parked| parked.state == State::Queued) {
-            (parked.state, parked.due) = (State::Retry, now);
+        if let Some(parked) = first.filter(|parked| parked.state == ParkedState::Queued) {
+            (parked.state, parked.due) = (ParkedState::Retry, now);
         }
     }
 
@@ -318,9 +294,9 @@ impl Database {
         if let Some((row, ..)) = self.dead.remove(&place) {
             let key = row.key.clone();
             self.blocked.retain(|(_, dead)| *dead != Some(place));
-            let state = if key.is_some() { State::Queued } else { State::Retry };
+            let state = if key.is_some() { ParkedState::Queued } else { ParkedState::Retry };
             let row = Row { key: key.clone().filter(|_| ordered), ..row };
-            let state = if ordered { state } else { State::Retry };
+            let state = if ordered { state } else { ParkedState::Retry };
             self.parked.insert(place, Parked { row, state, due: now, attempts: 0, failed: true });
             if let Some(key) = key {
                 self.promote(now, &key);

@@ -26,23 +26,24 @@ impl World {
     /// Only verdicts burn attempts.
     pub(super) fn check_attempts(&mut self, entries: &[Entry]) {
         for entry in entries {
-            let (attempts, poison) = match &entry.outcome {
-                postroom::Outcome::Retry { attempts, .. } => (*attempts, false),
-                postroom::Outcome::Dead { attempts, cause, .. } => (*attempts, *cause == postroom::Cause::Poison),
-                postroom::Outcome::Done if entry.parked => {
-                    let id = self.database.lanes[usize::from(entry.place.0)].log[entry.place.1].message.id;
+            let id = entry.id;
+            let (attempts, poison) = match &entry.change {
+                Change::Park { state: ParkedState::Retry, attempts, .. } | Change::ParkAgain { attempts, .. } => {
+                    (*attempts, false)
+                }
+                Change::Bury { attempts, cause, .. } => (*attempts, *cause == Cause::Poison),
+                Change::Unpark => {
                     if !self.known[&id].stored {
                         self.violated("I1a", format!("{id} is settled as done and was never stored"));
                     }
                     continue;
                 }
-                _ => continue,
+                Change::Park { .. } => continue,
             };
-            let id = self.database.lanes[usize::from(entry.place.0)].log[entry.place.1].message.id;
             let known = self.known.get_mut(&id);
             let Some(known) = known else { continue };
             let (refusals, nature) = (known.refusals + known.cuts, known.nature);
-            if let postroom::Outcome::Dead { .. } = entry.outcome {
+            if let Change::Bury { .. } = entry.change {
                 known.was_dead = true;
             }
             let guilty = poison && nature == Nature::KillsProcess;

@@ -5,20 +5,23 @@ mod broker;
 mod relays;
 mod trouble;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
+use postroom::lane_book::{Asked, Granted, Move, Tenant};
 use postroom::{
-    Batch, FailureKind, Message, MessageId, Noted, OnDead, Order, RetryPolicy, Settled, Settlement, SinkLimits, Token,
-    Verdict, Verdicts,
+    Batch, Cause, Change, Entry, FailureKind, Message, MessageId, Noted, OnDead, Order, ParkedState, RetryPolicy,
+    Settled, Settlement, SinkLimits, Token, Verdict, Verdicts,
 };
 use postroom_relay::{Action, BatchId, Engine, EngineOptions, Input};
 use postroom_testkit::chance::Chance;
 
-use crate::database::{Database, Entry, Granted, Place, Row};
-use crate::side::{Answer, Asked, Side};
+use crate::database::{Database, Place, Row};
+use crate::side::{Answer, Ask, Side};
 
 const LANES: u16 = 4;
+/// As often as on PostgreSQL.
+const POSITIONS_EVERY: Duration = Duration::from_millis(50);
 const LEASE: Duration = Duration::from_secs(5);
 /// Writers and faults end here; then everything has to come to rest.
 const HEALED_AT: Duration = Duration::from_secs(60);
@@ -101,20 +104,21 @@ struct Relay {
 }
 
 enum Op {
-    Renew { held: Vec<(u16, i64)>, survived: bool, blocked: bool, deadline: Duration },
-    Release { lanes: Vec<(u16, i64)>, renewal: bool },
-    Claim(Asked),
+    Renew { held: Vec<Tenant>, survived: bool, blocked: bool, deadline: Duration },
+    Release { lanes: Vec<Tenant>, renewal: bool },
+    Claim(Ask),
     Note { token: Token, place: Place, epoch: i64, proven: bool },
+    ClearNote,
     Settle { settlements: Vec<Settlement>, entries: Vec<Entry> },
-    Positions { moves: Vec<(u16, i64, usize)>, then: Option<Settled> },
+    Positions { moves: Vec<Move<usize>>, then: Option<Settled> },
     Publish(BatchId, Batch),
     Probe,
 }
 
 struct Renewal {
-    held: Vec<(u16, i64)>,
+    held: Vec<Tenant>,
     share: usize,
-    granted: Vec<Granted>,
+    granted: Vec<Granted<usize>>,
     deadline: Duration,
 }
 
@@ -123,8 +127,9 @@ enum Reply {
     GaveBack { renewal: bool },
     Claimed(Option<Answer>),
     Noted(Noted),
+    NoteCleared(bool),
     Settled { settlements: Vec<Settlement>, held: Option<BTreeSet<u16>> },
-    Positions { moves: Vec<(u16, i64, usize)>, written: Option<BTreeSet<u16>>, then: Option<Settled> },
+    Positions { moves: Vec<Move<usize>>, written: Option<HashSet<u16>>, then: Option<Settled> },
     Published(BatchId, Result<Verdicts, String>),
     Probed(bool),
 }
@@ -335,7 +340,7 @@ impl World {
                         engine.wake_at()
                     )
                 });
-                let text = format!("relay {index}: {engine:?} {}", relay.side.describe());
+                let text = format!("relay {index}: {engine:?} {:?}", relay.side.book);
                 self.note(|| text);
             }
             let (lanes, parked) = (

@@ -66,7 +66,7 @@ impl World {
             let side = &mut self.relays[index].side;
             let op = match action {
                 Action::Renew(report) => {
-                    let (held, survived) = (side.held(), report.survived);
+                    let (held, survived) = (side.book.held(), report.survived);
                     Op::Renew { held, survived, blocked: self.relays[index].blocked, deadline: now + LEASE }
                 }
                 Action::Claim(want) => Op::Claim(side.ask(now, want)),
@@ -80,23 +80,24 @@ impl World {
                     side.marked = Some((token, place, epoch));
                     Op::Note { token, place, epoch, proven: proven && !self.relays[index].blocked }
                 }
+                Action::ClearNote => Op::ClearNote,
                 Action::Settle(settlements) => {
-                    let entries = side.entries(&settlements);
+                    let entries = side.entries(&settlements, self.order != Order::None);
                     Op::Settle { settlements, entries }
                 }
                 Action::Publish(id, batch) => Op::Publish(id, batch),
                 Action::Probe => Op::Probe,
                 Action::Finish => {
-                    let lanes = side.held();
+                    let lanes = side.book.held();
                     self.relays[index].engine = None;
                     self.relays[index].incarnation += 1;
                     let incarnation = self.relays[index].incarnation;
                     // What is not written of the positions is written before the lanes are given back.
-                    let moves = self.relays[index].side.begin_write();
+                    let moves = self.relays[index].side.begin_write(now);
                     if self.database_up {
                         let owner = self.relays[index].side.owner.clone();
-                        for (lane, epoch, at) in moves {
-                            self.write_position(&owner, lane, epoch, at);
+                        for Move { lane, epoch, position } in moves {
+                            self.write_position(&owner, lane, epoch, position);
                         }
                         self.database.release(&owner, &lanes);
                         self.database.relays.remove(&owner);
@@ -169,19 +170,17 @@ impl World {
                 }
                 Reply::GaveBack { renewal }
             }
-            Op::Claim(asked) => {
+            Op::Claim(ask) => {
                 let answer = (up && !lost).then(|| {
-                    let parked = if asked.want.parked {
-                        let limit = asked.want.messages;
-                        self.database.read_parked(self.now, &asked.parked_lanes, &asked.in_hand, limit)
+                    let parked = if ask.want.parked {
+                        let limit = ask.want.messages;
+                        self.database.read_parked(self.now, &ask.parked_lanes, &ask.in_hand, limit)
                     } else {
                         Vec::new()
                     };
-                    let read = |(lane, epoch, from, limit): &(u16, i64, usize, usize)| {
-                        (*lane, *epoch, self.database.read(*lane, *from, *limit))
-                    };
-                    let fresh = asked.lanes.iter().map(read).collect();
-                    Answer { asked, parked, fresh }
+                    let read = |lane: &Asked<usize>| self.database.read(lane.lane, lane.position, lane.limit);
+                    let fresh = ask.lanes.iter().map(read).collect();
+                    Answer { ask, parked, fresh }
                 });
                 Reply::Claimed(answer)
             }
@@ -190,6 +189,12 @@ impl World {
                     if up { self.database.mark_alone(&owner, epoch, place, proven) } else { Default::default() };
                 self.note(|| format!("relay {index} notes {token:?} {place:?}, proven {proven}: {suspect:?}"));
                 Reply::Noted(Noted { deaths: suspect.deaths, doubts: suspect.doubts, proven })
+            }
+            Op::ClearNote => {
+                if let Some((_, place, epoch)) = self.relays[index].side.marked.filter(|_| up) {
+                    self.database.unmark(&owner, epoch, place, false);
+                }
+                Reply::NoteCleared(up && !lost)
             }
             Op::Settle { settlements, entries } => {
                 let held = up.then(|| {
@@ -203,13 +208,8 @@ impl World {
                         self.database.unmark(&owner, epoch, place, through);
                     }
                     for entry in &entries {
-                        let row = &self.database.lanes[usize::from(entry.place.0)].log[entry.place.1];
-                        let number = self.known[&row.message.id].number;
-                        let text = format!(
-                            "relay {index} records {:?} of {:?} {number} at {:?}, parked {}",
-                            entry.outcome, row.key, entry.place, entry.parked
-                        );
-                        self.note(|| text);
+                        let number = self.known[&entry.id].number;
+                        self.note(|| format!("relay {index} records {entry:?}, number {number}"));
                     }
                     self.database.record(self.now, &owner, self.order != Order::None, &entries)
                 });
@@ -217,9 +217,9 @@ impl World {
             }
             Op::Positions { moves, then } => {
                 let written = up.then(|| {
-                    let mut written = BTreeSet::new();
-                    for (lane, epoch, at) in &moves {
-                        if self.write_position(&owner, *lane, *epoch, *at) {
+                    let mut written = HashSet::new();
+                    for Move { lane, epoch, position } in &moves {
+                        if self.write_position(&owner, *lane, *epoch, *position) {
                             written.insert(*lane);
                         }
                     }
@@ -275,45 +275,35 @@ impl World {
                 Input::Renewed(Some(side.standing()))
             }
             Reply::Claimed(None) => {
-                side.claim_failed();
+                side.book.end_claim();
                 Input::Claimed(None)
             }
             Reply::Claimed(Some(answer)) => Input::Claimed(Some(side.claimed(answer))),
             Reply::Noted(noted) => Input::Noted(noted),
+            Reply::NoteCleared(done) => Input::NoteCleared(done),
             Reply::Settled { held: None, .. } => Input::Settled(None),
             Reply::Settled { settlements, held: Some(held) } => {
-                let recorded: BTreeSet<u16> = side.entries(&settlements).iter().map(|entry| entry.place.0).collect();
-                for lane in recorded {
-                    if !held.contains(&lane) {
-                        side.lose(lane);
+                for entry in side.entries(&settlements, true) {
+                    if !held.contains(&entry.lane) {
+                        side.book.lose(entry.lane, entry.epoch);
                     }
                 }
                 let fenced = side.settled(&settlements);
-                let moves = side.begin_write();
-                let settled = Settled {
-                    lost_lanes: Vec::new(),
-                    fenced,
-                    more_parked: true,
-                    settled_ahead: side.settled_ahead(),
-                    unwritten: false,
-                };
+                let now = self.now;
+                let moves = if side.book.due(now, POSITIONS_EVERY) { side.begin_write(now) } else { Vec::new() };
+                let settled = Settled { fenced, more_parked: true, ..Settled::default() };
                 return self.send(index, Op::Positions { moves, then: Some(settled) });
             }
             Reply::Positions { moves, written, then } => {
-                if let Some(written) = &written {
-                    for (lane, epoch, _) in &moves {
-                        if !written.contains(lane) && side.held().contains(&(*lane, *epoch)) {
-                            side.lose(*lane);
-                        }
-                    }
+                if !moves.is_empty() {
+                    side.end_write(self.now, moves, written.as_ref());
                 }
-                side.end_write(moves, written.is_some());
                 match then {
                     None => return,
                     Some(mut settled) => {
-                        settled.lost_lanes = side.take_lost();
-                        settled.settled_ahead = side.settled_ahead();
-                        settled.unwritten = side.has_unwritten();
+                        settled.lost_lanes = side.book.take_lost();
+                        settled.settled_ahead = side.book.settled_ahead();
+                        settled.unwritten = side.book.has_unwritten();
                         Input::Settled(Some(settled))
                     }
                 }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod deaths;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -173,6 +175,7 @@ fn an_unreachable_sink_burns_no_attempt_and_keeps_the_order() {
             match action {
                 Action::Probe if round < 49 => engine.on(now, Input::Probed(Err("connection refused".to_owned()))),
                 Action::Probe => engine.on(now, Input::Probed(Ok(()))),
+                Action::ClearNote => engine.on(now, Input::NoteCleared(true)),
                 Action::Renew(_) => {
                     let standing = Standing { held: 16, ..Standing::default() };
                     engine.on(now, Input::Renewed(Some(standing)));
@@ -246,7 +249,7 @@ fn a_stop_claims_nothing_more_and_finishes_what_is_in_flight() {
                 Action::Settle(_) => engine.on(NOW, Input::Settled(Some(Settled::default()))),
                 Action::Claim(_) => panic!("claimed after the stop"),
                 Action::Finish => finished = true,
-                Action::Renew(_) | Action::Probe | Action::Note { .. } => {}
+                Action::Renew(_) | Action::Probe | Action::Note { .. } | Action::ClearNote => {}
             }
         }
     }
@@ -346,6 +349,7 @@ fn run_with(
                     let Delivery { deaths, doubts, .. } = known[&token];
                     engine.on(now, Input::Noted(Noted { deaths, doubts, proven }));
                 }
+                Action::ClearNote => engine.on(now, Input::NoteCleared(true)),
                 Action::Renew(_) => {
                     let standing = Standing { held: 16, ..Standing::default() };
                     engine.on(now, Input::Renewed(Some(standing)));
@@ -413,130 +417,6 @@ fn a_message_over_which_relays_died_is_poison_and_travels_alone_before() {
     assert_eq!(dead(&settlements), [(1, Cause::Poison)]);
     assert!(published.contains(&vec!["b".to_owned()]), "alone: {published:?}");
     assert!(!published.iter().flatten().any(|key| key == "a"));
-}
-
-#[test]
-fn each_relay_that_died_makes_the_steps_smaller() {
-    let mut wants: Vec<Want> = Vec::new();
-    for deaths in [0, 1, 2, 3, 4] {
-        let mut engine = Engine::new(EngineOptions { in_flight_max: 2000, ..options() });
-        engine.next(NOW);
-        engine.on(NOW, Input::Renewed(Some(Standing { held: 16, deaths, ..Standing::default() })));
-        engine.on(NOW, Input::Probed(Ok(())));
-        wants.extend(engine.next(NOW).iter().find_map(|action| match action {
-            Action::Claim(want) => Some(*want),
-            _ => None,
-        }));
-    }
-    assert_eq!(wants.iter().map(|want| want.messages).collect::<Vec<_>>(), [2000, 2000, 250, 31, 3]);
-    let mut engine = after_deaths(9);
-    // As many messages as they can have had in flight are through: the next renewal says so.
-    let mut now = NOW;
-    for n in 0..=100 {
-        engine.on(now, claimed(vec![delivery(n, "a")]));
-        if let Some((_, proven)) = noted(&engine.next(now)) {
-            assert_eq!(proven, n > 0, "something was stored");
-            engine.on(now, Input::Noted(Noted { proven, ..Noted::default() }));
-        }
-        for (id, batch) in published(&engine.next(now)) {
-            engine.on(now, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
-        }
-        now += Duration::from_millis(1);
-        let _ = engine.next(now);
-        engine.on(now, Input::Settled(Some(Settled::default())));
-        now += Duration::from_millis(200);
-        for action in engine.next(now) {
-            if let Action::Renew(report) = action {
-                assert!(!report.survived);
-                engine.on(now, Input::Renewed(Some(Standing { held: 16, deaths: 9, ..Standing::default() })));
-            }
-        }
-    }
-    let renewal = engine.next(now + Duration::from_secs(6));
-    assert!(renewal.iter().any(|action| matches!(action, Action::Renew(report) if report.survived)));
-}
-
-/// An engine that learns that so many relays died, and goes in steps of one message.
-fn after_deaths(deaths: u32) -> Engine {
-    let mut engine = Engine::new(options());
-    engine.next(NOW);
-    engine.on(NOW, Input::Renewed(Some(Standing { held: 16, deaths, ..Standing::default() })));
-    engine.on(NOW, Input::Probed(Ok(())));
-    let actions = engine.next(NOW);
-    assert!(actions.iter().any(|action| matches!(action, Action::Claim(Want { messages: 1, alone: true, .. }))));
-    engine
-}
-
-/// What the engine notes next, if it notes anything.
-fn noted(actions: &[Action]) -> Option<(Token, bool)> {
-    actions.iter().find_map(|action| match action {
-        Action::Note { token, proven } => Some((*token, *proven)),
-        _ => None,
-    })
-}
-
-#[test]
-fn a_message_that_relays_may_have_died_over_lets_others_show_first_that_the_sink_works() {
-    let mut engine = after_deaths(9);
-    let suspect = delivery(1, "a");
-    engine.on(NOW, claimed(vec![suspect.clone(), delivery(2, "a")]));
-    assert_eq!(noted(&engine.next(NOW)), Some((Token(1), false)), "nothing was stored yet");
-    engine.on(NOW, Input::Noted(Noted { doubts: 2, ..Noted::default() }));
-    let actions = engine.next(NOW);
-    assert!(published(&actions).is_empty());
-    let outcomes = settled(&actions);
-    assert!(
-        matches!(&outcomes[0], Settlement { token: Token(1), outcome: Outcome::Retry { attempts: 0, .. } }),
-        "set aside, no attempt burned: {outcomes:?}"
-    );
-    assert!(outcomes.contains(&Settlement { token: Token(2), outcome: Outcome::Queue }), "its key waits: {outcomes:?}");
-    engine.on(NOW, Input::Settled(Some(Settled::default())));
-    // It comes back before anything else was there: it goes out, or it would never.
-    engine.on(NOW, claimed(vec![Delivery { origin: Origin::Parked, doubts: 2, ..suspect }]));
-    assert_eq!(noted(&engine.next(NOW)), Some((Token(1), false)));
-    engine.on(NOW, Input::Noted(Noted { doubts: 2, ..Noted::default() }));
-    assert_eq!(published(&engine.next(NOW)).len(), 1);
-}
-
-#[test]
-fn a_suspect_from_the_parked_ones_travels_alone_and_noted_also_in_a_large_window() {
-    let mut engine = started();
-    engine.on(NOW, claimed(vec![delivery(1, "a")]));
-    for (id, batch) in published(&engine.next(NOW)) {
-        engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
-    }
-    engine.next(NOW);
-    engine.on(NOW, Input::Settled(Some(Settled::default())));
-    let suspect = Delivery { origin: Origin::Parked, deaths: 1, ..delivery(2, "b") };
-    engine.on(NOW, claimed(vec![suspect, delivery(3, "c")]));
-    assert_eq!(noted(&engine.next(NOW)), Some((Token(2), true)), "the sink works: a death now is over this message");
-    assert!(published(&engine.next(NOW)).is_empty(), "nothing beside it");
-    engine.on(NOW, Input::Noted(Noted { deaths: 1, proven: true, ..Noted::default() }));
-    let actions = engine.next(NOW);
-    let (id, batch) = published(&actions)[0];
-    assert_eq!((published(&actions).len(), batch.messages().len()), (1, 1));
-    engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
-    assert_eq!(published(&engine.next(NOW)).len(), 1);
-}
-
-#[test]
-fn a_lane_that_is_lost_while_a_message_is_noted_takes_it_away() {
-    let mut engine = after_deaths(9);
-    engine.on(NOW, claimed(vec![delivery(1, "a")]));
-    assert!(noted(&engine.next(NOW)).is_some());
-    engine.on(
-        NOW,
-        Input::Renewed(Some(Standing {
-            held: 15,
-            lost_lanes: vec![LostLane { lane: 0, before: Token(u64::MAX) }],
-            deaths: 9,
-            ..Standing::default()
-        })),
-    );
-    engine.on(NOW, Input::Noted(Noted::default()));
-    assert!(published(&engine.next(NOW)).is_empty() && engine.in_flight() == 0);
-    engine.on(NOW, claimed(vec![Delivery { lane: 1, ..delivery(2, "b") }]));
-    assert!(noted(&engine.next(NOW)).is_some(), "and others go on");
 }
 
 #[test]
@@ -669,4 +549,21 @@ fn what_was_claimed_after_a_lane_came_back_stays_when_its_loss_is_told_late() {
     let lost_lanes = vec![LostLane { lane: 0, before: Token(7) }];
     engine.on(NOW, Input::Renewed(Some(Standing { held: 16, lost_lanes, ..Standing::default() })));
     assert_eq!(engine.in_flight(), 1, "I8: the source waits for it");
+}
+
+#[test]
+fn a_position_that_could_not_be_written_is_asked_for_again_although_nothing_else_is_to_be_settled() {
+    let mut engine = started();
+    engine.on(NOW, claimed(vec![delivery(1, "a")]));
+    for (id, batch) in published(&engine.next(NOW)) {
+        engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
+    }
+    engine.next(NOW);
+    let unwritten = || Settled { unwritten: true, settled_ahead: 1, ..Settled::default() };
+    engine.on(NOW, Input::Settled(Some(unwritten())));
+    let settles = |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::Settle(_)));
+    let later = NOW + Duration::from_secs(1);
+    assert!(settles(&engine.next(later)));
+    engine.on(later, Input::Settled(None));
+    assert!(settles(&engine.next(later + Duration::from_secs(3))), "it fills the window until it is written");
 }
