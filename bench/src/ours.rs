@@ -34,15 +34,15 @@ impl<S: Sink> Sink for Counting<S> {
         let mut judged = self.inner.publish(batch).await?;
         let mut verdicts = batch.silent();
         let mut stored = 0;
-        for message in batch.messages() {
-            let verdict = judged.take(message.id);
+        for (place, message) in batch.messages().iter().enumerate() {
+            let verdict = judged.take(place);
             if verdict == Verdict::Stored {
                 stored += 1;
                 if let Some(acked) = &self.acked {
                     let _ = acked.send((message.id, Instant::now()));
                 }
             }
-            verdicts.judge(message.id, verdict);
+            verdicts.judge(place, verdict);
         }
         let total = self.stored.fetch_add(stored, Ordering::Relaxed) + stored;
         self.progress.send_replace(total);
@@ -69,8 +69,8 @@ impl Sink for Nowhere {
 
     async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {
         let mut verdicts = batch.silent();
-        for message in batch.messages() {
-            verdicts.judge(message.id, Verdict::Stored);
+        for place in 0..batch.messages().len() {
+            verdicts.judge(place, Verdict::Stored);
         }
         Ok(verdicts)
     }

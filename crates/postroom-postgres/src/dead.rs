@@ -37,7 +37,8 @@ pub async fn dead_payload(
 }
 
 /// Gives dead letters back to their relay or consumer, with their ids and all their attempts before them. Returns what was
-/// moved.
+/// moved. A thousand at a time, each step with an audit row: relays wait while a step holds their lanes. An error leaves the
+/// steps before it done, and says so.
 pub async fn retry_dead(
     connector: &Connector,
     side: Side,
@@ -45,9 +46,30 @@ pub async fn retry_dead(
     limit: i64,
     deed: &Deed,
 ) -> Result<Vec<DeadLetter>, StoreError> {
-    match side {
-        Side::Out => act(connector, filter, limit, deed, "dead.retry").await,
-        Side::In => act_in(connector, filter, limit, deed, "inbox.retry").await,
+    let mut moved = Vec::new();
+    loop {
+        let step = (limit - moved.len() as i64).min(RETRY_STEP);
+        if step <= 0 {
+            return Ok(moved);
+        }
+        let acted = match side {
+            Side::Out => act(connector, filter, step, deed, "dead.retry").await,
+            Side::In => act_in(connector, filter, step, deed, "inbox.retry").await,
+        };
+        match acted {
+            Ok(letters) => {
+                let done = (letters.len() as i64) < step;
+                moved.extend(letters);
+                if done {
+                    return Ok(moved);
+                }
+            }
+            Err(error) if moved.is_empty() => return Err(error),
+            Err(error) => {
+                let source = format!("{} are given back already, see postroom.audit: {error}", moved.len()).into();
+                return Err(StoreError::Refused { what: "give the rest of the dead letters back", source });
+            }
+        }
     }
 }
 
@@ -65,6 +87,9 @@ pub async fn discard_dead(
         Side::In => act_in(connector, filter, limit, deed, "inbox.discard").await,
     }
 }
+
+/// Most dead letters that are given back in one transaction.
+const RETRY_STEP: i64 = 1000;
 
 /// Two operators at once would otherwise both see the same letters and both report them.
 const ONE_OPERATOR: &str = "lock table postroom.audit in share row exclusive mode";

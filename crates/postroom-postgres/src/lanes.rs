@@ -2,6 +2,7 @@
 //! read with late rows moves a position.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use postroom::lane_book::{Asked, Found, LaneBook, Reached};
 use postroom::{Delivery, Message};
@@ -9,6 +10,15 @@ use postroom::{Delivery, Message};
 use crate::log_source::ReadCounters;
 use crate::position::{Ends, Floors, Position};
 use crate::row::{FoundRow, ParkedRow, Read};
+
+/// A look for parked messages that brought none and took longer than this takes at most one part in so many of the time.
+const LOOK_IS_CHEAP: Duration = Duration::from_millis(20);
+const LOOK_PART: u32 = 20;
+const LOOK_AGAIN_MAX: Duration = Duration::from_secs(5);
+/// A floor costs a transaction id.
+const CHECKPOINT_EVERY: Duration = Duration::from_secs(1);
+/// About as many seqs may lie between a floor and a position before a new floor is asked for sooner.
+const FLOOR_BEHIND_MAX: i64 = 1000;
 
 #[derive(Default)]
 pub(crate) struct Lanes {
@@ -18,8 +28,18 @@ pub(crate) struct Lanes {
     pub floors: Floors,
     /// The last read found fresh rows, so the floor is worth raising.
     pub floor_is_stale: bool,
-    /// The last read saw no parked messages, and none were parked since: it is of no use to look for them.
-    pub none_parked: bool,
+    /// When a floor was last asked for.
+    pub checkpoint_at: Option<Duration>,
+    /// What was parked or dead when lanes were taken has seqs up to this one.
+    pub dealt_with: i64,
+    /// Whether the route has parked messages or blocked keys; none: nobody has looked.
+    pub any_parked: Option<bool>,
+    /// How often we parked so far; who began to look before the last time does not know of it.
+    pub parks: u64,
+    /// Not before this it is looked for parked messages again.
+    look_at: Duration,
+    /// The last look was dear, and brought nothing.
+    look_was_dear: bool,
     /// The route keeps order within keys.
     pub ordered: bool,
     pub reads: ReadCounters,
@@ -31,8 +51,43 @@ impl Lanes {
         if self.generation != generation {
             self.book.lose_all();
             self.floors = Floors::default();
-            self.none_parked = false;
+            self.any_parked = None;
             self.generation = generation;
+        }
+    }
+
+    /// Whether a floor is worth a transaction id: once a second, or when each read has to pass over many rows again for lack of
+    /// it.
+    pub fn wants_checkpoint(&self, now: Duration, asked: &[Asked<Position>]) -> bool {
+        let long = |ask: &Asked<Position>| ask.position.seq - ask.position.floor > FLOOR_BEHIND_MAX;
+        self.floor_is_stale
+            && (self.checkpoint_at.is_none_or(|at| now.saturating_sub(at) >= CHECKPOINT_EVERY)
+                || asked.iter().any(long))
+    }
+
+    /// We parked something, or what was parked may have become claimable.
+    pub fn parked(&mut self) {
+        self.parks += 1;
+        self.any_parked = Some(true);
+        self.look_at = Duration::ZERO;
+    }
+
+    pub fn may_look(&self, now: Duration) -> bool {
+        now >= self.look_at
+    }
+
+    /// A look has ended. Rows that were deleted, and that somebody's snapshot keeps alive, can make it dear; so one that brought
+    /// nothing for the second time is repeated the later the longer it took.
+    pub fn look_took(&mut self, now: Duration, took: Duration, brought: bool) {
+        let dear = !brought && took > LOOK_IS_CHEAP;
+        let before = std::mem::replace(&mut self.look_was_dear, dear);
+        self.look_at = if dear && before { now + (took * LOOK_PART).min(LOOK_AGAIN_MAX) } else { Duration::ZERO };
+    }
+
+    /// What somebody found who began to look when so much was parked by us.
+    pub fn looked(&mut self, any_parked: bool, parks: u64) {
+        if any_parked || self.parks == parks {
+            self.any_parked = Some(any_parked);
         }
     }
 
@@ -42,7 +97,6 @@ impl Lanes {
             _ if cfg!(seeded_bug = "floor_at_the_newest_seq") => i64::MAX / 2,
             floor => floor,
         };
-        self.none_parked = !read.any_parked;
         let mut by_lane: BTreeMap<u16, (Vec<FoundRow>, Vec<FoundRow>)> = BTreeMap::new();
         for row in read.rows {
             let (late, fresh) = by_lane.entry(row.lane).or_default();

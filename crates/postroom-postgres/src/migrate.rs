@@ -38,6 +38,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { number: 8, name: "doubts", sql: include_str!("../migrations/0008_doubts.sql"), formerly: None },
     Migration { number: 9, name: "clocks", sql: include_str!("../migrations/0009_clocks.sql"), formerly: None },
     Migration { number: 10, name: "locks", sql: include_str!("../migrations/0010_locks.sql"), formerly: None },
+    Migration { number: 11, name: "prune", sql: include_str!("../migrations/0011_prune.sql"), formerly: None },
 ];
 
 const BOOKKEEPING: &str = "create schema if not exists postroom;

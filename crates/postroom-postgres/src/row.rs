@@ -19,8 +19,6 @@ pub(crate) struct Read {
     pub xmax: u64,
     /// What the sequence of the outbox has come to.
     pub drawn: i64,
-    /// The route has parked messages or blocked keys.
-    pub any_parked: bool,
     /// Rows are where no read will look for them again, or have another message's seq: nothing of this read may be used.
     pub astray: bool,
     /// The route is not registered any more; nothing is known of its topics.
@@ -54,14 +52,14 @@ impl Read {
         let (header, rows) = rows.split_first().ok_or_else(|| unreadable("the read brought no snapshot".into()))?;
         let snapshot: Arc<str> = get::<String>(header, "topic")?.into();
         let xmax = xmax(&snapshot).ok_or_else(|| unreadable(format!("snapshot {snapshot:?}").into()))?;
-        let (any_parked, registered): (bool, bool) = (get(header, "behind")?, get(header, "wanted")?);
+        let registered: bool = get(header, "wanted")?;
         let mut astray = get(header, "astray")?;
         let drawn: i64 = get(header, "seq")?;
         for row in rows {
             astray |= get::<bool>(row, "astray")? || drawn < get::<i64>(row, "seq")?;
         }
         let rows = rows.iter().map(FoundRow::of).collect::<Result<_, _>>()?;
-        Ok(Self { snapshot, xmax, drawn, any_parked, astray, unregistered: !registered, rows })
+        Ok(Self { snapshot, xmax, drawn, astray, unregistered: !registered, rows })
     }
 }
 

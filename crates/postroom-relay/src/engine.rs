@@ -5,7 +5,7 @@
 //! settled as done only after a verdict of `Stored` or `Skipped` on its message; what is claimed from the outbox and not
 //! passed by the stored position never exceeds `in_flight_max`; an unreachable sink or store burns no attempt.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -403,12 +403,13 @@ impl Engine {
             };
             lanes.iter().any(of_it)
         };
+        let settlements = self.pending.iter().chain(self.settling.iter().flatten());
+        let settling: HashSet<Token> = settlements.map(|settlement| settlement.token).collect();
         let gone: Vec<Token> = self
             .held
             .iter()
-            .filter(|(token, held)| is_lost(token, held) && !held.with_sink)
+            .filter(|(token, held)| is_lost(token, held) && !held.with_sink && !settling.contains(token))
             .map(|(token, _)| *token)
-            .filter(|token| !self.is_settling(token))
             .collect();
         for token in &gone {
             self.let_go(token);

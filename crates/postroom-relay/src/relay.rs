@@ -17,6 +17,11 @@ use postroom::{
 use crate::engine::Engine;
 use crate::protocol::{Action, Counters, EngineOptions, Input};
 
+/// Giving the lanes back takes no longer than this, and closing the sink neither.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
+/// Longer than this is never meant.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Relays one route from a source to a sink, as a process of its own or inside an application.
 ///
 /// A crash at any moment loses nothing and repeats at most `in_flight_max` messages, with the same ids.
@@ -123,9 +128,9 @@ impl Relay {
         self
     }
 
-    /// How long a stop may take before it leaves unfinished what is in flight.
+    /// How long a stop may take before it leaves unfinished what is in flight; a year at most.
     pub fn stop_deadline(mut self, deadline: Duration) -> Self {
-        self.stop_deadline = deadline;
+        self.stop_deadline = deadline.min(LONGEST);
         self
     }
 
@@ -213,7 +218,7 @@ impl Relay {
 
     /// Whether the lanes were given back, and with them every position written.
     async fn close(&self) -> bool {
-        let release = tokio::time::timeout(Duration::from_secs(5), self.source.release()).await;
+        let release = tokio::time::timeout(CLOSE_DEADLINE, self.source.release()).await;
         let released = match release {
             Ok(Ok(())) => true,
             Ok(Err(error)) => {
@@ -225,7 +230,9 @@ impl Relay {
                 false
             }
         };
-        self.sink.close().await;
+        if tokio::time::timeout(CLOSE_DEADLINE, self.sink.close()).await.is_err() {
+            tracing::warn!(route = %self.route, "the sink was not closed in time; its connections end with the process");
+        }
         released
     }
 
@@ -269,7 +276,7 @@ impl Relay {
                 batch.messages().iter().for_each(|message| crash_point_over("publish", &message.kind));
                 // A sink that panics over a message ends its batch, not the relay.
                 let system = self.sink.system();
-                let begin = |message: &Message| MessageSpan::begin(Step::Send, message, system, message.address());
+                let begin = |message: &Arc<Message>| MessageSpan::begin(Step::Send, message, system, message.address());
                 let spans: Vec<MessageSpan> = batch.messages().iter().map(begin).collect();
                 let verdicts = AssertUnwindSafe(self.sink.publish(&batch)).catch_unwind().await;
                 let verdicts = match verdicts {
@@ -279,11 +286,11 @@ impl Relay {
                 if let Ok(verdicts) = &verdicts {
                     self.tell_unknown(&batch, verdicts);
                 }
-                for (message, span) in batch.messages().iter().zip(spans) {
+                for (place, (message, span)) in batch.messages().iter().zip(spans).enumerate() {
                     match &verdicts {
                         Err(error) => span.failed(error),
                         Ok(verdicts) => {
-                            if let Some(Verdict::Failed(failure)) = verdicts.of(message.id) {
+                            if let Some(Verdict::Failed(failure)) = verdicts.of(place) {
                                 self.tell_failure(message, failure);
                                 span.failed(&failure.reason);
                             }
@@ -313,7 +320,7 @@ impl Relay {
 
     /// Where a channel closed over one message, the others of its batch may or may not be stored.
     fn tell_unknown(&self, batch: &Batch, verdicts: &Verdicts) {
-        let mut unknown = batch.messages().iter().filter_map(|message| match verdicts.of(message.id)? {
+        let mut unknown = (0..batch.messages().len()).filter_map(|place| match verdicts.of(place)? {
             Verdict::Unknown(why) => Some(why),
             _ => None,
         });

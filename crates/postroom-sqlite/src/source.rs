@@ -171,8 +171,8 @@ impl Inner {
     }
 
     fn renew(&mut self) -> Result<Standing, rusqlite::Error> {
-        let silent = self.look_at_others()?;
         let tx = Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
+        let silent = silent_one(&tx, &self.options, &mut self.other)?;
         let sql = format!(
             "update postroom_lanes
                 set epoch = case when owner = ?2 and epoch = ?3 then epoch else epoch + 1 end,
@@ -230,28 +230,6 @@ impl Inner {
         let (held, settled_ahead) = (self.book.held().len(), self.book.settled_ahead());
         let (order, on_dead) = (self.settings.order, self.settings.on_dead);
         Ok(Standing { held, lost_lanes: self.book.take_lost(), settled_ahead, deaths: 0, order, on_dead })
-    }
-
-    /// The relay that holds the lane and the end of its lease, if that has not changed for a lease as we saw it: then it is
-    /// silent, whatever the clocks say.
-    fn look_at_others(&mut self) -> Result<Option<(String, i64)>, rusqlite::Error> {
-        let sql = "select owner, expires_ms from postroom_lanes
-                    where route = ?1 and lane = 0 and owner <> ?2 and expires_ms is not null";
-        let seen: Option<(String, i64)> = self
-            .connection
-            .query_row(sql, params![self.options.route, self.options.owner], |row| Ok((row.get(0)?, row.get(1)?)))
-            .optional()?;
-        let now = Instant::now();
-        match (&self.other, seen) {
-            (_, None) => self.other = None,
-            (Some((known, since)), Some(seen)) if *known == seen => {
-                if now.saturating_duration_since(*since) > self.options.lease {
-                    return Ok(Some(seen));
-                }
-            }
-            (_, Some(seen)) => self.other = Some((seen, now)),
-        }
-        Ok(None)
     }
 
     fn now(&self) -> Duration {
@@ -449,6 +427,28 @@ impl Inner {
     fn ordered(&self) -> bool {
         self.settings.order.unwrap_or(self.options.order) != Order::None
     }
+}
+
+/// The relay that holds the lane and the end of its lease, if that has not changed for a lease as we saw it: then it is silent,
+/// whatever the clocks say. `other` is what was seen last, and since when.
+fn silent_one(
+    tx: &Transaction<'_>,
+    options: &SqliteSourceOptions,
+    other: &mut Option<((String, i64), Instant)>,
+) -> Result<Option<(String, i64)>, rusqlite::Error> {
+    let sql = "select owner, expires_ms from postroom_lanes
+                where route = ?1 and lane = 0 and owner <> ?2 and expires_ms is not null";
+    let seen: Option<(String, i64)> =
+        tx.query_row(sql, params![options.route, options.owner], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    let now = Instant::now();
+    match (&other, seen) {
+        (_, None) => *other = None,
+        (Some((known, since)), Some(seen)) if *known == seen => {
+            return Ok((now.saturating_duration_since(*since) > options.lease).then_some(seen));
+        }
+        (_, Some(seen)) => *other = Some((seen, now)),
+    }
+    Ok(None)
 }
 
 fn given(options: &SqliteSourceOptions) -> RouteSettings {

@@ -170,7 +170,8 @@ async fn payload_bytes_in_are_payload_bytes_out() {
             [MessageId::new().to_string()],
         )
         .unwrap();
-    let found: Vec<Message> = claim(&source).await.into_iter().map(|delivery| delivery.message).collect();
+    let found: Vec<std::sync::Arc<Message>> =
+        claim(&source).await.into_iter().map(|delivery| delivery.message).collect();
     for (found, payload) in found.iter().zip(&payloads) {
         assert!(found.payload == payload && found.headers["nul"] == "a\0b");
     }

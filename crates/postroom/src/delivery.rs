@@ -1,5 +1,6 @@
 //! A message on its way through the relay, and what became of it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::message::{Message, MessageId};
@@ -39,8 +40,8 @@ pub struct Delivery {
     pub doubts: u32,
     /// Why it cannot be sent whatever the broker says: its row could not be read whole. It becomes a dead letter.
     pub unreadable: Option<String>,
-    /// The message itself.
-    pub message: Message,
+    /// The message itself; the sink gets the same one.
+    pub message: Arc<Message>,
 }
 
 /// Why a message is dead.

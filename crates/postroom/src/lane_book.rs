@@ -3,6 +3,7 @@
 //! Every source keeps one, and so does the simulation of the relay. Times are counted from whatever moment the caller likes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::delivery::{Change, Delivery, Entry, Origin, Settlement, Token};
@@ -491,7 +492,18 @@ impl<P: Clone> LaneBook<P> {
         self.next_token += 1;
         self.out.insert(token, HandedOut { lane, epoch, seq, id: message.id, key, read });
         let origin = if read.is_some() { Origin::Outbox } else { Origin::Parked };
-        Delivery { token, lane, origin, attempts, scheduled, behind, deaths, doubts, unreadable, message }
+        Delivery {
+            token,
+            lane,
+            origin,
+            attempts,
+            scheduled,
+            behind,
+            deaths,
+            doubts,
+            unreadable,
+            message: Arc::new(message),
+        }
     }
 }
 

@@ -7,6 +7,8 @@ use crate::message::Message;
 use crate::topics::TopicFilter;
 use crate::verdict::{FailureKind, Verdict};
 
+const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// When to try again and when to stop.
 ///
 /// The wait after the n-th attempt is `min(cap, base^n)` seconds plus `jitter` times a number in 0..1.
@@ -48,10 +50,13 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The wait after `attempts` attempts; `chance` in 0..1 scales the jitter.
+    /// The wait after `attempts` attempts; `chance` in 0..1 scales the jitter. A year at most: a store may not be able to add
+    /// more to its clock.
     pub fn wait(&self, attempts: u32, chance: f64) -> Duration {
-        let exponential = self.base.powi(attempts.min(64) as i32).min(self.cap.as_secs_f64());
-        Duration::from_secs_f64(exponential.max(0.0)) + self.jitter.mul_f64(chance.clamp(0.0, 1.0))
+        let cap = self.cap.min(WAIT_MAX);
+        let exponential = self.base.powi(attempts.min(64) as i32).min(cap.as_secs_f64());
+        let jitter = self.jitter.min(WAIT_MAX).mul_f64(chance.clamp(0.0, 1.0));
+        (Duration::from_secs_f64(exponential.max(0.0)) + jitter).min(WAIT_MAX)
     }
 }
 
@@ -149,6 +154,8 @@ mod tests {
         assert_eq!(waits, [3, 9, 27, 81, 243, 300, 300, 300]);
         assert_eq!(policy.wait(1, 1.0), Duration::from_millis(5500));
         assert_eq!(policy.wait(u32::MAX, 0.0), Duration::from_secs(300));
+        let endless = RetryPolicy { cap: Duration::MAX, jitter: Duration::MAX, ..policy };
+        assert_eq!(endless.wait(64, 1.0), WAIT_MAX);
     }
 
     #[test]

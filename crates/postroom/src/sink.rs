@@ -1,5 +1,7 @@
 //! The far end of the relay: where messages are published.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 
 use crate::error::Unavailable;
@@ -10,23 +12,23 @@ use crate::verdict::Verdicts;
 /// [`crate::Order::Pipelined`] they may, and no other batch under way holds that key.
 #[derive(Debug)]
 pub struct Batch {
-    messages: Vec<Message>,
+    messages: Vec<Arc<Message>>,
 }
 
 impl Batch {
     /// A batch of these messages.
-    pub fn new(messages: Vec<Message>) -> Self {
-        Self { messages }
+    pub fn new<M: Into<Arc<Message>>>(messages: impl IntoIterator<Item = M>) -> Self {
+        Self { messages: messages.into_iter().map(Into::into).collect() }
     }
 
     /// The messages.
-    pub fn messages(&self) -> &[Message] {
+    pub fn messages(&self) -> &[Arc<Message>] {
         &self.messages
     }
 
     /// The unjudged batch: every message *unknown*.
     pub fn silent(&self) -> Verdicts {
-        Verdicts::silent(self.messages.iter().map(|message| message.id))
+        Verdicts::silent(self.messages.len())
     }
 }
 

@@ -1,9 +1,5 @@
 //! What a sink says of each message. A sink judges; the policy decides; the store records.
 
-use std::collections::HashMap;
-
-use crate::message::MessageId;
-
 /// A sink's judgement of one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -47,31 +43,35 @@ impl Verdict {
     }
 }
 
-/// The judgements of one batch, by message id and never by position.
+/// The judgements of one batch, by the place of each message in it: ids may repeat in a table that is not ours.
 ///
 /// Every message starts as *unknown: no verdict*: silence is never success.
 #[derive(Debug)]
-pub struct Verdicts(HashMap<MessageId, Verdict>);
+pub struct Verdicts(Vec<Verdict>);
+
+fn silence() -> Verdict {
+    Verdict::Unknown("no verdict".to_owned())
+}
 
 impl Verdicts {
-    /// The unjudged batch.
-    pub fn silent(ids: impl IntoIterator<Item = MessageId>) -> Self {
-        Self(ids.into_iter().map(|id| (id, Verdict::Unknown("no verdict".to_owned()))).collect())
+    /// The unjudged batch of so many messages.
+    pub fn silent(messages: usize) -> Self {
+        Self(std::iter::repeat_with(silence).take(messages).collect())
     }
 
-    /// Overwrites the judgement of one message. An id that was not in the batch changes nothing and returns false.
-    pub fn judge(&mut self, id: MessageId, verdict: Verdict) -> bool {
-        self.0.get_mut(&id).map(|slot| *slot = verdict).is_some()
+    /// Overwrites the judgement of one message. A place that is not in the batch changes nothing and returns false.
+    pub fn judge(&mut self, place: usize, verdict: Verdict) -> bool {
+        self.0.get_mut(place).map(|slot| *slot = verdict).is_some()
     }
 
     /// The judgement of one message.
-    pub fn of(&self, id: MessageId) -> Option<&Verdict> {
-        self.0.get(&id)
+    pub fn of(&self, place: usize) -> Option<&Verdict> {
+        self.0.get(place)
     }
 
-    /// Takes the judgement of one message out; a message that was never in the batch is unknown.
-    pub fn take(&mut self, id: MessageId) -> Verdict {
-        self.0.remove(&id).unwrap_or_else(|| Verdict::Unknown("no verdict".to_owned()))
+    /// Takes the judgement of one message out; a place that is not in the batch is unknown.
+    pub fn take(&mut self, place: usize) -> Verdict {
+        self.0.get_mut(place).map_or_else(silence, |slot| std::mem::replace(slot, silence()))
     }
 }
 
@@ -81,11 +81,10 @@ mod tests {
 
     #[test]
     fn silence_is_never_success() {
-        let (a, b) = (MessageId::new(), MessageId::new());
-        let mut verdicts = Verdicts::silent([a, b]);
-        assert!(verdicts.judge(a, Verdict::Stored));
-        assert!(!verdicts.judge(MessageId::new(), Verdict::Stored));
-        assert_eq!(verdicts.take(a), Verdict::Stored);
-        assert!(matches!(verdicts.take(b), Verdict::Unknown(_)));
+        let mut verdicts = Verdicts::silent(2);
+        assert!(verdicts.judge(0, Verdict::Stored));
+        assert!(!verdicts.judge(2, Verdict::Stored));
+        assert_eq!(verdicts.take(0), Verdict::Stored);
+        assert!((0..4).all(|place| matches!(verdicts.take(place), Verdict::Unknown(_))));
     }
 }

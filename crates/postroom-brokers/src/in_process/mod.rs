@@ -25,8 +25,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     queues: BTreeMap<String, Queue>,
-    log: Vec<Message>,
-    handed_out: Vec<MessageId>,
+    log: VecDeque<Message>,
+    handed_out: VecDeque<MessageId>,
     stopped: bool,
     next_tag: u64,
     next_session: u64,
@@ -37,6 +37,16 @@ struct Queue {
     ready: VecDeque<Waiting>,
     /// Handed out and not settled: tag, session, message.
     unacked: BTreeMap<u64, (u64, Message)>,
+}
+
+/// How many messages and deliveries the broker's own account remembers.
+pub const LOG_MAX: usize = 200_000;
+
+fn remember<T>(account: &mut VecDeque<T>, entry: T) {
+    if account.len() == LOG_MAX {
+        account.pop_front();
+    }
+    account.push_back(entry);
 }
 
 struct Waiting {
@@ -88,14 +98,14 @@ impl InProcessBroker {
         self.0.arrived.notify_waiters();
     }
 
-    /// Every message that was ever stored, in its order: the broker's own account.
+    /// The last [`LOG_MAX`] messages that were stored, in their order: the broker's own account.
     pub fn log(&self) -> Vec<Message> {
-        self.state().log.clone()
+        self.state().log.iter().cloned().collect()
     }
 
-    /// The id of every delivery that was ever handed out, repeated ones as often as they were, in their order.
+    /// The ids of the last [`LOG_MAX`] deliveries that were handed out, repeated ones as often as they were, in their order.
     pub fn handed_out(&self) -> Vec<MessageId> {
-        self.state().handed_out.clone()
+        self.state().handed_out.iter().copied().collect()
     }
 
     /// Messages of a queue that are not settled, handed out or not.
@@ -129,18 +139,18 @@ impl Sink for InProcessSink {
             if state.stopped {
                 return Err(Unavailable::new("the in-process broker", Stopped));
             }
-            for message in batch.messages() {
+            for (place, message) in batch.messages().iter().enumerate() {
                 let mut routed = false;
                 for queue in state.queues.values_mut().filter(|queue| queue.takes.takes(&message.topic)) {
-                    queue.ready.push_back(Waiting { message: message.clone(), redelivered: false });
+                    queue.ready.push_back(Waiting { message: Message::clone(message), redelivered: false });
                     routed = true;
                 }
                 if routed {
-                    state.log.push(message.clone());
-                    verdicts.judge(message.id, Verdict::Stored);
+                    remember(&mut state.log, Message::clone(message));
+                    verdicts.judge(place, Verdict::Stored);
                 } else {
                     let reason = format!("no queue takes topic {:?}; declare one", message.topic);
-                    verdicts.judge(message.id, Verdict::failed(FailureKind::Transient, reason));
+                    verdicts.judge(place, Verdict::failed(FailureKind::Transient, reason));
                 }
             }
         }

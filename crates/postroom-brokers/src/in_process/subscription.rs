@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use postroom::{Received, Subscription, Unavailable};
 
-use super::{InProcessBroker, Stopped, Waiting};
+use super::{InProcessBroker, Stopped, Waiting, remember};
 
 /// Receives from one queue. Dropping it gives back what it has not settled, as a broker does when a connection ends.
 pub struct InProcessSubscription {
@@ -32,7 +32,7 @@ impl InProcessSubscription {
         let Some(Waiting { message, redelivered }) = queue.ready.pop_front() else { return Ok(None) };
         queue.unacked.insert(tag, (self.session, message.clone()));
         state.next_tag += 1;
-        state.handed_out.push(message.id);
+        remember(&mut state.handed_out, message.id);
         Ok(Some(Received { tag, session: self.session, redelivered, id: Some(message.id), message }))
     }
 

@@ -134,30 +134,30 @@ impl Sink for LinesSink {
         let mut verdicts = batch.silent();
         let mut text = Vec::new();
         let mut written = Vec::with_capacity(batch.messages().len());
-        for message in batch.messages() {
+        for (place, message) in batch.messages().iter().enumerate() {
             match line::of(message) {
                 Ok(line) => {
                     text.extend_from_slice(&line);
                     text.push(b'\n');
-                    written.push(message.id);
+                    written.push(place);
                 }
                 Err(error) => {
                     let reason = format!("cannot be written as JSON: {error}");
-                    verdicts.judge(message.id, Verdict::failed(FailureKind::Permanent, reason));
+                    verdicts.judge(place, Verdict::failed(FailureKind::Permanent, reason));
                 }
             }
         }
         if let Err(error) = self.with_target(move |target, abandoned| target.append(&text, abandoned)).await {
-            let [id] = written[..] else { return Err(self.unavailable(error)) };
+            let [place] = written[..] else { return Err(self.unavailable(error)) };
             if !matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
                 return Err(self.unavailable(error));
             }
             // Smaller ones may still find room: that they do says nothing against this one.
-            verdicts.judge(id, Verdict::failed(FailureKind::Busy, format!("{}: {error}", self.shown)));
+            verdicts.judge(place, Verdict::failed(FailureKind::Busy, format!("{}: {error}", self.shown)));
             return Ok(verdicts);
         }
-        for id in written {
-            verdicts.judge(id, Verdict::Stored);
+        for place in written {
+            verdicts.judge(place, Verdict::Stored);
         }
         Ok(verdicts)
     }

@@ -10,7 +10,7 @@ use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareO
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::{FieldTable, ShortString};
 use lapin::{Channel, Confirmation, Connection, ConnectionStatus, ErrorKind, ExchangeKind, PublisherConfirm};
-use postroom::{Batch, FailureKind, MessageId, Sink, SinkLimits, Unavailable, Verdict, Verdicts, redact_url};
+use postroom::{Batch, FailureKind, Sink, SinkLimits, Unavailable, Verdict, Verdicts, redact_url};
 use tokio::sync::{Mutex, Semaphore};
 
 use super::{RabbitmqOptions, connect, properties};
@@ -155,19 +155,19 @@ impl RabbitmqSink {
         Ok(channel)
     }
 
-    /// Publishes everything, then waits for every confirm: the barrier. Returns what the broker said, and which messages
-    /// it returned, with its reason. The channel is fit for another batch only if every answer came.
+    /// Publishes everything, then waits for every confirm: the barrier. Returns what the broker said of each place in the batch, and
+    /// the ids of messages that it returned, with its reason. The channel is fit for another batch only if every answer came.
     async fn publish_on(
         &self,
         channel: &Channel,
         batch: &Batch,
         verdicts: &mut Verdicts,
-    ) -> (Vec<(MessageId, Answer)>, HashMap<String, String>, bool) {
-        let mut pending: Vec<(MessageId, PublisherConfirm)> = Vec::with_capacity(batch.messages().len());
+    ) -> (Vec<(usize, Answer)>, HashMap<String, String>, bool) {
+        let mut pending: Vec<(usize, PublisherConfirm)> = Vec::with_capacity(batch.messages().len());
         let mut answers = Vec::with_capacity(batch.messages().len());
         let options = BasicPublishOptions { mandatory: true, ..Default::default() };
         let mut broken = false;
-        for message in batch.messages() {
+        for (place, message) in batch.messages().iter().enumerate() {
             let prepared = properties::to_properties(message).and_then(|properties| {
                 let address = ShortString::try_new(message.address()).map_err(|error| error.to_string())?;
                 Ok((properties, address))
@@ -175,25 +175,26 @@ impl RabbitmqSink {
             let (properties, address) = match prepared {
                 Ok(prepared) => prepared,
                 Err(reason) => {
-                    verdicts.judge(message.id, Verdict::failed(FailureKind::Permanent, reason));
+                    verdicts.judge(place, Verdict::failed(FailureKind::Permanent, reason));
                     continue;
                 }
             };
             let sent =
                 channel.basic_publish(self.exchange.clone(), address, options, &message.payload, properties).await;
             match sent {
-                Ok(confirm) => pending.push((message.id, confirm)),
+                Ok(confirm) => pending.push((place, confirm)),
                 Err(error) => {
                     // The rest of the batch was not sent; it stays unknown like everything that is open.
-                    answers.push((message.id, answer_of(&error)));
+                    answers.push((place, answer_of(&error)));
                     broken = true;
                     break;
                 }
             }
         }
         let mut returned = HashMap::new();
-        let confirms = join_all(pending.into_iter().map(|(id, confirm)| async move { (id, confirm.await) })).await;
-        for (id, confirm) in confirms {
+        let confirms =
+            join_all(pending.into_iter().map(|(place, confirm)| async move { (place, confirm.await) })).await;
+        for (place, confirm) in confirms {
             let (answer, message) = match confirm {
                 Ok(Confirmation::Ack(message)) => (Answer::Acked, message),
                 Ok(Confirmation::Nack(message)) => (Answer::Nacked, message),
@@ -209,13 +210,13 @@ impl RabbitmqSink {
                         returned.insert(id.as_str().to_owned(), reason);
                     }
                     Some(_) => {
-                        returned.insert(id.to_string(), reason);
+                        returned.insert(batch.messages()[place].id.to_string(), reason);
                     }
                     // Not attributable: nothing on this channel can be trusted.
                     None => broken = true,
                 }
             }
-            answers.push((id, answer));
+            answers.push((place, answer));
         }
         (answers, returned, !broken)
     }
@@ -244,11 +245,12 @@ impl Sink for RabbitmqSink {
         };
         let mut answered = false;
         let mut last_error = None;
-        for (id, answer) in answers {
-            let verdict = match answer {
+        for (place, answer) in answers {
+            // Where several have one id, all of them count as returned.
+            let returned = batch.messages().get(place).and_then(|message| returned.get(&message.id.to_string()));
+            let verdict = match (answer, returned) {
                 // A return counts even when the barrier is incomplete: it can only make a verdict more careful.
-                Answer::Acked | Answer::Nacked if returned.contains_key(&id.to_string()) => {
-                    let reason = returned.get(&id.to_string()).cloned().unwrap_or_default();
+                (Answer::Acked | Answer::Nacked, Some(reason)) => {
                     let reason = format!(
                         "returned as unroutable ({reason}): no queue is bound to exchange {:?} for this routing key",
                         self.options.exchange
@@ -256,27 +258,29 @@ impl Sink for RabbitmqSink {
                     Verdict::failed(FailureKind::Transient, reason)
                 }
                 // Without the barrier a return may be attached to a confirm that never came.
-                Answer::Acked if !complete => Verdict::Unknown("the batch's confirms are incomplete".to_owned()),
-                Answer::Acked => Verdict::Stored,
-                Answer::Nacked if cfg!(seeded_bug = "nack_is_success") => Verdict::Stored,
-                Answer::Nacked => Verdict::failed(
+                (Answer::Acked, None) if !complete => {
+                    Verdict::Unknown("the batch's confirms are incomplete".to_owned())
+                }
+                (Answer::Acked, None) => Verdict::Stored,
+                (Answer::Nacked, None) if cfg!(seeded_bug = "nack_is_success") => Verdict::Stored,
+                (Answer::Nacked, None) => Verdict::failed(
                     FailureKind::Busy,
                     "the broker did not take it (nack): a queue is full or in trouble",
                 ),
                 // Alone in its batch, it is the message's own fault; in company nobody knows whose, and the relay publishes
                 // them again one by one.
-                Answer::Refused(error) if batch.messages().len() == 1 => {
+                (Answer::Refused(error), _) if batch.messages().len() == 1 => {
                     Verdict::failed(FailureKind::Transient, format!("the broker closed the channel over it: {error}"))
                 }
-                Answer::Refused(error) => Verdict::Unknown(error),
-                Answer::Nothing(error) => {
+                (Answer::Refused(error), _) => Verdict::Unknown(error),
+                (Answer::Nothing(error), _) => {
                     last_error = Some(error.clone());
-                    verdicts.judge(id, Verdict::Unknown(error));
+                    verdicts.judge(place, Verdict::Unknown(error));
                     continue;
                 }
             };
             answered = true;
-            verdicts.judge(id, verdict);
+            verdicts.judge(place, verdict);
         }
         if complete {
             self.pool.lock().await.idle.push(channel);

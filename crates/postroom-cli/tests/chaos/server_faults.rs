@@ -18,13 +18,15 @@ struct ServerFault {
     inflict: fn(&mut Servers, &mut Chance),
 }
 
+pub const CLOCK_STEPPED: &str = "postgres clock stepped";
+
 const FAULTS: &[ServerFault] = &[
     ServerFault { name: "postgres kill -9", weight: 3, inflict: kill_postgres },
     ServerFault { name: "postgres restarted", weight: 1, inflict: restart_postgres },
     ServerFault { name: "every database connection ended by the server", weight: 2, inflict: end_backends },
     ServerFault { name: "postgres disk full", weight: 2, inflict: fill_the_disk },
     ServerFault { name: "postgres failed over to its standby", weight: 2, inflict: fail_over },
-    ServerFault { name: "postgres clock stepped", weight: 2, inflict: step_the_clock },
+    ServerFault { name: CLOCK_STEPPED, weight: 2, inflict: step_the_clock },
     ServerFault { name: "rabbitmq killed", weight: 1, inflict: kill_rabbitmq },
     ServerFault { name: "rabbitmq paused", weight: 1, inflict: pause_rabbitmq },
     ServerFault { name: "rabbitmq memory alarm", weight: 1, inflict: alarm },
@@ -87,8 +89,17 @@ fn step_the_clock(servers: &mut Servers, chance: &mut Chance) {
     servers.postgres.set_clock(seconds).unwrap();
     if dead {
         servers.postgres.start_again().unwrap();
+    } else {
+        end_lock_waits(servers);
     }
     wait(500, 2500, chance);
+}
+
+/// PostgreSQL looks for deadlocks, and ends what waits too long, by its clock. Whoever waits for a lock when that goes back waits
+/// for as long as it went back, and so it is for an operator to end (docs/operating.md). Writers here deadlock on purpose.
+pub fn end_lock_waits(servers: &mut Servers) {
+    let sql = "select pg_terminate_backend(pid) from pg_stat_activity where wait_event_type = 'Lock'";
+    servers.postgres.sql(sql).unwrap();
 }
 
 fn kill_rabbitmq(servers: &mut Servers, chance: &mut Chance) {

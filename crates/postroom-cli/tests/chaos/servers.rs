@@ -50,7 +50,10 @@ impl Servers {
             happened.push(server_faults::inflict_one(self, chance));
         }
         // A clock that was set stays so until the round is over: what relays wrote then must not hurt when it is right again.
-        self.postgres.set_clock(0).unwrap();
+        if happened.contains(&server_faults::CLOCK_STEPPED) {
+            self.postgres.set_clock(0).unwrap();
+            server_faults::end_lock_waits(self);
+        }
         happened
     }
 }

@@ -116,7 +116,8 @@ async fn three_processes_that_fill_one_inbox_keep_the_order_over_kills_stops_and
         let mut left = messages;
         while !left.is_empty() {
             let mut verdicts = sink.publish(&Batch::new(left.clone())).await.unwrap();
-            left.retain(|message| verdicts.take(message.id) != Verdict::Stored);
+            let mut places = 0..;
+            left.retain(|_| places.next().is_some_and(|place| verdicts.take(place) != Verdict::Stored));
         }
         written += 100;
         if part % 8 != 3 {

@@ -144,20 +144,28 @@ impl LogSource {
         self.state().reads
     }
 
-    /// Puts back what the relays before had queued up in lanes that were taken just now.
+    /// Puts back what the relays before had queued up in lanes that were taken just now, and learns what they had dealt with.
     async fn unread(&self, generation: u64, granted: &[Granted<Position>]) -> Result<(), StoreError> {
         let taken = granted.iter().filter(|granted| !granted.kept);
         let (lanes, epochs): (Vec<i16>, Vec<i64>) = taken.map(|granted| (granted.lane as i16, granted.epoch)).unzip();
         if lanes.is_empty() || cfg!(seeded_bug = "what_was_queued_up_stays_parked") {
             return Ok(());
         }
-        self.leases
+        let dealt_with = self
+            .leases
             .call(generation, "take lanes over", async |session| {
                 let sql = include_str!("../sql/unread.sql");
-                session.client.execute(sql, &[&self.options.route, &lanes, &epochs, &self.options.owner]).await
+                session.client.execute(sql, &[&self.options.route, &lanes, &epochs, &self.options.owner]).await?;
+                session.client.query_one(include_str!("../sql/dealt_with.sql"), &[&self.options.route]).await
             })
-            .await
-            .map(drop)
+            .await?;
+        let dealt_with = row::get(&dealt_with, 0)?;
+        let mut state = self.state();
+        if state.generation == generation {
+            state.dealt_with = dealt_with;
+            state.any_parked = None;
+        }
+        Ok(())
     }
 
     async fn give_back(&self, generation: u64, lanes: &[Tenant]) -> Result<(), StoreError> {
@@ -180,9 +188,8 @@ impl LogSource {
 
     async fn claim_all(&self, want: Want) -> Result<Claimed, StoreError> {
         let mut claimed = Claimed::default();
-        let looks = want.parked && !self.state().none_parked;
-        if looks {
-            claimed.deliveries = self.claim_parked(want).await?;
+        if want.parked {
+            claimed.deliveries = self.look_for_parked(want).await?;
             claimed.more = claimed.deliveries.len() >= want.messages;
         }
         let enough = want.alone && !claimed.deliveries.is_empty();
@@ -199,8 +206,6 @@ impl LogSource {
         // A lane may have been lost since its rows were taken in.
         claimed.deliveries.retain(|delivery| state.book.out(delivery.token).is_some());
         claimed.lost_lanes = state.book.take_lost();
-        // There were none before this read, and now there are some.
-        claimed.more |= want.parked && !looks && !state.none_parked;
         // Rows of other routes are passed without any settling.
         claimed.unwritten = state.book.has_unwritten();
         drop(state);
@@ -238,7 +243,7 @@ impl LogSource {
 
     async fn claim_fresh(&self, want: Want) -> Result<(Vec<Delivery>, bool), StoreError> {
         let now = self.now();
-        let (asked, checkpoint, generation) = {
+        let (asked, checkpoint, generation, dealt_with, any_parked) = {
             let mut state = self.state();
             // Alone, the oldest of all lanes is next: what killed the relay before is among the first.
             let messages = if want.alone { usize::MAX / 2 } else { want.messages };
@@ -246,7 +251,12 @@ impl LogSource {
             let lane_max = if want.alone { 1 } else { want.lane_messages_max };
             let lane_max = if unbounded { usize::MAX } else { lane_max };
             state.book.wants(want.messages);
-            (state.book.ask(now, messages, lane_max), std::mem::take(&mut state.floor_is_stale), state.generation)
+            let asked = state.book.ask(now, messages, lane_max);
+            let checkpoint = state.wants_checkpoint(now, &asked);
+            if checkpoint {
+                (state.floor_is_stale, state.checkpoint_at) = (false, Some(now));
+            }
+            (asked, checkpoint, state.generation, state.dealt_with, state.any_parked.unwrap_or(true))
         };
         if asked.is_empty() {
             return Ok((Vec::new(), false));
@@ -279,7 +289,7 @@ impl LogSource {
                 // Sent together, done in this order: the checkpoint has committed when the read takes its snapshot.
                 let mark =
                     async { if checkpoint { session.client.query_one(&mark, &[]).await.map(Some) } else { Ok(None) } };
-                let parameters: [&(dyn ToSql + Sync); 11] = [
+                let parameters: [&(dyn ToSql + Sync); 13] = [
                     &lanes,
                     &seqs,
                     &floors,
@@ -291,6 +301,8 @@ impl LogSource {
                     &bytes,
                     &oldest,
                     &highest,
+                    &dealt_with,
+                    &any_parked,
                 ];
                 let rows = session.client.query(&read, &parameters);
                 tokio::try_join!(biased; mark, rows)
@@ -333,6 +345,36 @@ impl LogSource {
         Ok((deliveries, more || !left_out.is_empty()))
     }
 
+    /// Claims parked messages if there are any, and if it is time to look.
+    async fn look_for_parked(&self, want: Want) -> Result<Vec<Delivery>, StoreError> {
+        let began = self.now();
+        let (generation, parks) = {
+            let state = self.state();
+            if !state.may_look(began) {
+                return Ok(Vec::new());
+            }
+            (state.generation, state.parks)
+        };
+        let row = self
+            .claims
+            .call(generation, "look for parked messages", async |session| {
+                let statement = session.prepared(include_str!("../sql/any_parked.sql")).await?;
+                session.client.query_one(&statement, &[&self.options.route]).await
+            })
+            .await?;
+        let any_parked = row::get(&row, 0)?;
+        {
+            let mut state = self.state();
+            if state.generation == generation {
+                state.looked(any_parked, parks);
+            }
+        }
+        let found = if any_parked { self.claim_parked(want).await? } else { Vec::new() };
+        let now = self.now();
+        self.state().look_took(now, now - began, !found.is_empty());
+        Ok(found)
+    }
+
     async fn claim_parked(&self, want: Want) -> Result<Vec<Delivery>, StoreError> {
         let now = self.now();
         let (lanes, in_hand, generation) = {
@@ -351,7 +393,7 @@ impl LogSource {
             .call(generation, "claim parked messages", async |session| {
                 let sql = include_str!("../sql/claim_parked.sql");
                 let early = cfg!(seeded_bug = "parked_ones_go_before_they_are_due");
-                let sql = unless(early, sql, "p.due_at <= clock_timestamp()", "p.due_at is not null");
+                let sql = unless(early, sql, "p.due_at <= statement_timestamp()", "p.due_at is not null");
                 let overtakes = cfg!(seeded_bug = "follower_overtakes_a_second_head");
                 let sql = unless(overtakes, sql, "n.state = 'retry'", "false");
                 let statement = session.prepared(sql).await?;
@@ -505,7 +547,7 @@ impl Source for LogSource {
                     state.book.lose(number, epoch);
                 }
             }
-            state.none_parked = false;
+            state.parked();
             settled.more_parked = record.frees_parked();
         }
         // Before the book says that it is settled: the relay goes on with others then.

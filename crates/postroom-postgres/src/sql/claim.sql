@@ -2,11 +2,12 @@
 --
 -- $1 lanes, $2 position seqs, $3 floors, $4 position snapshots, $5 catch-up snapshots (null: none), $6 catch-up seqs,
 -- $7 limits; parallel arrays, one element a lane. $8 route, $9 bytes. $10 oldest xmax of the snapshots and $11 highest floor of
--- those lanes that are not catching up and have a floor (null: none).
+-- those lanes that are not catching up and have a floor (null: none). $12 the highest seq that was parked or dead when the lanes
+-- were taken, $13 whether the route may have parked messages or blocked keys.
 --
 -- fresh: seq above the position, in order, on (lane, seq).
 -- late:  seq up to the position, not visible in the position's snapshot, visible now:
---        - of transactions that were in progress in that snapshot, on (xid, lane, seq);
+--        - of transactions that were in progress in that snapshot and are no more, on (xid, lane, seq);
 --        - of transactions that had an id, or got one, when the snapshot was taken without being listed in it
 --          (xid >= xmax: it had not completed, nor had any later one). Their seqs lie above the floor; on (lane, seq).
 --        While a catch-up runs, only what its snapshot sees, after its seq, and nothing fresh.
@@ -21,17 +22,12 @@
 --
 -- Plan: a nested loop over at most as many lanes as we hold; each branch an index scan that stops at its limit. Late
 -- branches read one row more than the limit, which tells that there is more.
--- The first row has lane -1, what the sequence has come to as seq, the snapshot as topic, as `behind` whether the route has parked messages at all, as `astray`
--- whether rows are, and as `wanted` whether the route is registered.
+-- The first row has lane -1, what the sequence has come to as seq, the snapshot as topic, as `astray` whether rows are, and as
+-- `wanted` whether the route is registered.
 -- Bytes: beyond $9 rows come without payload, as `cut`; of each lane those are its last ones. The first row is never cut.
 with at as materialized (
     select pg_current_snapshot() as snapshot,
            clock_timestamp() as clock,
-           exists (select from postroom.parked where route = $8)
-               or exists (select from postroom.blocked_keys where route = $8) as any_parked,
-           -- Rows behind these may have been parked or buried before a crash kept the position from passing them.
-           (select max(seq) from postroom.parked where route = $8) as last_parked,
-           (select max(seq) from postroom.dead_letters where route = $8) as last_dead,
            (select array(select replace(replace(replace(rtrim(t, '*'), '\', '\\'), '%', '\%'), '_', '\_')
                                 || case when t like '%*' then '%' else '' end
                            from unnest(r.topics) t)
@@ -60,11 +56,12 @@ found as (
     select o.*, true
       from held h cross join lateral (
           select * from (
-              (select l.* from pg_snapshot_xip(h.snapshot) x (xid) cross join lateral (
+              (select l.* from at cross join pg_snapshot_xip(h.snapshot) x (xid) cross join lateral (
                    select * from postroom.outbox o
                     where o.xid = x.xid and o.lane = h.lane and o.seq > coalesce(h.catch_up_seq, 0) and o.seq <= h.seq
                       and (h.catch_up is null or pg_visible_in_snapshot(o.xid, h.catch_up))
-                    order by o.seq limit h.n + 1) l)
+                    order by o.seq limit h.n + 1) l
+                where pg_visible_in_snapshot(x.xid, at.snapshot))
               union all
               (select * from postroom.outbox o
                 where o.lane = h.lane and o.seq > greatest(h.floor, coalesce(h.catch_up_seq, 0)) and o.seq <= h.seq
@@ -79,21 +76,20 @@ weighed as (
                over (order by f.seq rows between unbounded preceding and 1 preceding) >= $9 as heavy
       from found f cross join at cross join lateral (
           select coalesce(f.topic like any (at.likes), false)
-             and not (f.seq <= coalesce(at.last_parked, 0)
-                      and exists (select from postroom.parked p where p.route = $8 and p.seq = f.seq and p.id = f.id))
-             and not (f.seq <= coalesce(at.last_dead, 0)
-                      and exists (select from postroom.dead_letters d
-                                   where d.route = $8 and d.seq = f.seq and d.id = f.id)) as wanted,
+             -- Parked or buried before a crash kept the position from passing it.
+             and not ((f.late or f.seq <= $12::bigint)
+                      and (exists (select from postroom.parked p where p.route = $8 and p.seq = f.seq and p.id = f.id)
+                           or exists (select from postroom.dead_letters d
+                                       where d.route = $8 and d.seq = f.seq and d.id = f.id))) as wanted,
                  -- Its seq is that of another message, which waits or is dead.
-                 (f.seq <= coalesce(at.last_parked, 0)
-                      and exists (select from postroom.parked p where p.route = $8 and p.seq = f.seq and p.id <> f.id))
-              or (f.seq <= coalesce(at.last_dead, 0)
-                      and exists (select from postroom.dead_letters d
-                                   where d.route = $8 and d.seq = f.seq and d.id <> f.id)) as astray) w
+                 (f.late or f.seq <= $12::bigint)
+             and (exists (select from postroom.parked p where p.route = $8 and p.seq = f.seq and p.id <> f.id)
+                  or exists (select from postroom.dead_letters d
+                              where d.route = $8 and d.seq = f.seq and d.id <> f.id)) as astray) w
 )
 select (-1)::smallint as lane,
        (select s.last_value - (not s.is_called)::int from postroom.outbox_seq_seq s) as seq, false as late, at.likes is not null as wanted, false as scheduled,
-       at.any_parked as behind, false as cut, astray.any as astray,
+       false as behind, false as cut, astray.any as astray,
        null::uuid as id, at.snapshot::text as topic, null::text as type, null::bytea as payload, null::text as key,
        null::text as routing_key, null::text as content_type, null::text as headers, null::text as tenant_id,
        null::text as aggregate_type, null::text as aggregate_id, null::bigint as aggregate_version,
@@ -101,7 +97,7 @@ select (-1)::smallint as lane,
   from at cross join astray
 union all
 (select f.lane, f.seq, f.late, f.wanted, coalesce(f.visible_at > at.clock, false),
-       case when at.any_parked and f.wanted and coalesce(f.key, f.aggregate_id) is not null
+       case when $13::boolean and f.wanted and coalesce(f.key, f.aggregate_id) is not null
             then exists (select from postroom.parked p
                           where p.route = $8 and p.ordering_key = coalesce(f.key, f.aggregate_id)
                             and p.state <> 'scheduled')

@@ -1,11 +1,11 @@
 -- Parked messages that can go out: heads of their keys that are due, each with what queues behind it.
 -- $1 route, $2 lanes held, $3 seqs already handed out, $4 limit of heads and of the whole, $5 limit of followers a head,
 -- $6 bytes. Nothing of a blocked key.
--- Heads by (route, due_at); a head in hand keeps its followers back. Followers by (route, ordering_key, seq), up to the
+-- Heads by (route, due_at), up to a clock that is stable: a volatile one is no condition for an index. A head in hand keeps its followers back. Followers by (route, ordering_key, seq), up to the
 -- next head of the key, which waits for its own time. With each, the relays that died over it and that may have. Payloads are fetched only for what is handed out.
 with heads as (
     select p.seq, p.ordering_key, p.state from postroom.parked p
-     where p.route = $1 and p.state <> 'queued' and p.due_at <= clock_timestamp() and p.lane = any ($2::smallint[])
+     where p.route = $1 and p.state <> 'queued' and p.due_at <= statement_timestamp() and p.lane = any ($2::smallint[])
        and p.seq <> all ($3::bigint[])
        and (p.ordering_key is null or not exists (
                select from postroom.parked e

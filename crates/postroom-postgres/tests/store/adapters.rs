@@ -57,7 +57,8 @@ async fn a_unit_of_work_writes_through_tokio_postgres_and_wakes_after_the_commit
     written.committed(&wake);
     wake.notified().await;
     let source = source(&database, "relay").await;
-    let found: Vec<Message> = claim_all(&source).await.into_iter().map(|delivery| delivery.message).collect();
+    let found: Vec<std::sync::Arc<Message>> =
+        claim_all(&source).await.into_iter().map(|delivery| delivery.message).collect();
     assert_eq!(found.iter().map(|message| message.aggregate_version).collect::<Vec<_>>(), [Some(1), Some(2)]);
     assert_eq!(found[0].occurred_at, found[1].occurred_at);
     assert_eq!(found[0].content_type, "application/json");

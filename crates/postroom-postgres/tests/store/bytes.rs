@@ -24,7 +24,8 @@ async fn payload_bytes_in_are_payload_bytes_out() {
     Postgres.enqueue(&mut tx, &messages).await.unwrap();
     tx.commit().await.unwrap();
     let source = source(&database, "relay").await;
-    let found: Vec<Message> = claim_all(&source).await.into_iter().map(|delivery| delivery.message).collect();
+    let found: Vec<std::sync::Arc<Message>> =
+        claim_all(&source).await.into_iter().map(|delivery| delivery.message).collect();
     assert_eq!(found.len(), messages.len());
     for (found, message) in found.iter().zip(&messages) {
         assert!(found.payload == message.payload, "{} bytes came out differently", message.payload.len());
@@ -55,7 +56,8 @@ async fn headers_that_cannot_be_decoded_do_not_hold_up_their_message_or_any_othe
         client.execute(sql, &[&headers]).await.unwrap();
     }
     let source = source(&database, "relay").await;
-    let mut found: Vec<_> = claim_all(&source).await.into_iter().map(|delivery| delivery.message.headers).collect();
+    let mut found: Vec<_> =
+        claim_all(&source).await.into_iter().map(|delivery| delivery.message.headers.clone()).collect();
     found.sort();
     assert_eq!(found.len(), 3);
     assert_eq!(found[0]["n"], "1e999");

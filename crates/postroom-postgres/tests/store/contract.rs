@@ -45,7 +45,7 @@ async fn only_three_arguments_are_needed_and_each_payload_type_has_its_content_t
     let mut found: Vec<(String, Vec<u8>)> = claim_all(&source)
         .await
         .into_iter()
-        .map(|delivery| (delivery.message.content_type, delivery.message.payload.to_vec()))
+        .map(|delivery| (delivery.message.content_type.clone(), delivery.message.payload.to_vec()))
         .collect();
     found.sort();
     let octets = || "application/octet-stream".to_owned();

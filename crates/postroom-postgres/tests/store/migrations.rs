@@ -9,8 +9,19 @@ use crate::setup::connector;
 async fn migrating_again_changes_nothing() {
     let database = Database::create().await;
     let first = migrate(&connector(&database), 4).await.unwrap();
-    let names =
-        ["foundation", "relays", "audit", "trouble", "receiving", "watch", "fillers", "doubts", "clocks", "locks"];
+    let names = [
+        "foundation",
+        "relays",
+        "audit",
+        "trouble",
+        "receiving",
+        "watch",
+        "fillers",
+        "doubts",
+        "clocks",
+        "locks",
+        "prune",
+    ];
     assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();
     assert_eq!((second.applied.len(), second.version), (0, first.version));

@@ -25,8 +25,21 @@ async fn explain(client: &Client, at: &At<'_>, limit: i64) -> Value {
     let highest = Some(at.floor).filter(|floor| *floor > 0);
     let sql = format!("explain (analyze, buffers, format json) {}", include_str!("../../src/sql/claim.sql"));
     let bytes = 64_i64 << 20;
-    let parameters: [&(dyn ToSql + Sync); 11] =
-        [&lanes, &seqs, &floors, &snapshots, &catch_ups, &catch_up_seqs, &limits, &ROUTE, &bytes, &xmax, &highest];
+    let parameters: [&(dyn ToSql + Sync); 13] = [
+        &lanes,
+        &seqs,
+        &floors,
+        &snapshots,
+        &catch_ups,
+        &catch_up_seqs,
+        &limits,
+        &ROUTE,
+        &bytes,
+        &xmax,
+        &highest,
+        &0_i64,
+        &false,
+    ];
     // The second run: what the first one read into the cache is not counted.
     client.query_one(&sql, &parameters).await.unwrap();
     client.query_one(&sql, &parameters).await.unwrap().get::<_, Value>(0)[0]["Plan"].clone()
@@ -103,4 +116,90 @@ async fn reads_are_index_scans_whose_cost_does_not_grow_with_the_backlog() {
     assert_eq!(late["Actual Rows"].as_f64().unwrap() as i64, 8 + 1);
     println!("buffers for 8 late rows of 8 transactions in 16 lanes: {}", buffers(&late));
     assert!(buffers(&late) < 2_000);
+}
+
+/// Runs a statement twice under `explain (analyze, buffers)`; returns the buffers of the second run.
+async fn buffers_of(client: &Client, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> i64 {
+    let sql = format!("explain (analyze, buffers, format json) {sql}");
+    client.query_one(&sql, parameters).await.unwrap();
+    buffers(&client.query_one(&sql, parameters).await.unwrap().get::<_, Value>(0)[0]["Plan"])
+}
+
+#[tokio::test]
+async fn an_empty_poll_costs_the_same_with_many_transactions_in_progress() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    drop(source(&database, "relay").await);
+    client.batch_execute("set enable_seqscan = off; set jit = off").await.unwrap();
+    let floor: i64 = client.query_one("select floor_seq from postroom.checkpoint()", &[]).await.unwrap().get(0);
+    let mut writers = Vec::new();
+    for _ in 0..40 {
+        let writer = database.connect().await;
+        writer.batch_execute("begin; select postroom.enqueue('orders', 'order.placed', 'x')").await.unwrap();
+        writers.push(writer);
+    }
+    let snapshot: String = client.query_one("select pg_current_snapshot()::text", &[]).await.unwrap().get(0);
+    let at = At { seq: 1_000_000, floor, snapshot: &snapshot };
+    let busy = buffers(&explain(&client, &at, 62).await);
+    for writer in &writers {
+        writer.batch_execute("rollback").await.unwrap();
+    }
+    let snapshot: String = client.query_one("select pg_current_snapshot()::text", &[]).await.unwrap().get(0);
+    let idle = buffers(&explain(&client, &At { snapshot: &snapshot, ..at }, 62).await);
+    println!("buffers of an empty poll: {busy} with 40 transactions in progress, {idle} with none");
+    // One look-up of each of the 40 in each of the 16 lanes would be 640 and more.
+    assert!(busy <= idle + 100, "{busy} against {idle}");
+}
+
+#[tokio::test]
+async fn looking_for_parked_messages_passes_over_none_that_are_not_due() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    drop(source(&database, "relay").await);
+    let scheduled = "insert into postroom.parked (route, seq, lane, ordering_key, state, attempts, due_at, id, topic, type, payload, content_type, occurred_at)
+                     select $1, n, n % 16, null, 'scheduled', 0, now() + interval '1 day', gen_random_uuid(), 't', 'k', '', 'x', now()
+                       from generate_series(1, 300000) n";
+    client.execute(scheduled, &[&ROUTE]).await.unwrap();
+    client.batch_execute("analyze postroom.parked; set enable_seqscan = off; set jit = off").await.unwrap();
+    let lanes: Vec<i16> = (0..16).collect();
+    let (in_hand, heads, followers, bytes) = (Vec::<i64>::new(), 500_i64, 200_i64, 64_i64 << 20);
+    let parameters: [&(dyn ToSql + Sync); 6] = [&ROUTE, &lanes, &in_hand, &heads, &followers, &bytes];
+    let cost = buffers_of(&client, include_str!("../../src/sql/claim_parked.sql"), &parameters).await;
+    println!("buffers for 300,000 scheduled messages, none due: {cost}");
+    assert!(cost < 50, "{cost}");
+
+    // What was deleted, while a snapshot of before is held, is no business of a claim.
+    let reader = database.connect().await;
+    reader.batch_execute("begin isolation level repeatable read; select from postroom.parked limit 1").await.unwrap();
+    client.execute("delete from postroom.parked", &[]).await.unwrap();
+    let snapshot: String = client.query_one("select pg_current_snapshot()::text", &[]).await.unwrap().get(0);
+    let cost = buffers(&explain(&client, &At { seq: 10, floor: 10, snapshot: &snapshot }, 62).await);
+    println!("buffers of a claim beside 300,000 deleted rows under a held snapshot: {cost}");
+    assert!(cost < 500, "{cost}");
+}
+
+#[tokio::test]
+async fn pruning_an_inbox_reads_what_it_deletes() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let rows = "insert into postroom.inbox (consumer, message_id, processed_at)
+                select 'billing', gen_random_uuid(), now() - case when n <= 30000 then interval '40 days' else interval '1 day' end
+                  from generate_series(1, 300000) n";
+    client.execute(rows, &[]).await.unwrap();
+    client.batch_execute("analyze postroom.inbox").await.unwrap();
+    let prune = "select postroom.inbox_prune(interval '30 days', 10000)";
+    let blocks = "select (sum(heap_blks_read + heap_blks_hit) + sum(idx_blks_read + idx_blks_hit))::bigint
+                    from pg_statio_user_tables where relid = 'postroom.inbox'::regclass";
+    let mut costs = Vec::new();
+    for expected in [10_000, 10_000, 10_000, 0] {
+        client.batch_execute("select pg_stat_force_next_flush()").await.unwrap();
+        let before: i64 = client.query_one(blocks, &[]).await.unwrap().get(0);
+        let pruned: i64 = client.query_one(prune, &[]).await.unwrap().get(0);
+        client.batch_execute("select pg_stat_force_next_flush()").await.unwrap();
+        let after: i64 = client.query_one(blocks, &[]).await.unwrap().get(0);
+        assert_eq!(pruned, expected);
+        costs.push(after - before);
+    }
+    println!("blocks for three steps of 10,000 rows and one with nothing to do: {costs:?}");
+    assert!(costs[3] < 500, "nothing to do: {costs:?}");
 }

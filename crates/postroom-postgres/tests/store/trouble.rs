@@ -359,3 +359,26 @@ async fn a_route_without_order_parks_messages_alone() {
     }
     assert_eq!(found, more.len(), "I8: one without a head waits for ever");
 }
+
+#[tokio::test]
+async fn many_dead_letters_are_given_back_in_steps_that_hold_up_no_relay_for_long() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let relay = source(&database, "relay").await;
+    let letters = "insert into postroom.dead_letters (route, seq, lane, attempts, cause, error, id, topic, type, payload, content_type,
+                                                      occurred_at)
+                   select $1, n, 0, 8, 'exhausted', 'no', gen_random_uuid(), 'orders', 'order.placed', '', 'x', now()
+                     from generate_series(1, 2500) n";
+    client.execute(letters, &[&ROUTE]).await.unwrap();
+    let moved = retry_dead(&connector(&database), Side::Out, &DeadFilter::default(), 2200, &deed()).await.unwrap();
+    assert_eq!(moved.len(), 2200);
+    let steps: Vec<i32> = client
+        .query("select cardinality(message_ids) from postroom.audit order by id", &[])
+        .await
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert_eq!(steps, [1000, 1000, 200], "I20: each step with its own audit row");
+    assert_eq!(drain(&relay).await.len(), 2200);
+}

@@ -34,10 +34,10 @@ impl Engine {
         let mut first: Option<Verdict> = None;
         let mut again = Vec::new();
         let mut unknown = String::new();
-        for token in tokens {
+        for (place, token) in tokens.into_iter().enumerate() {
             let Some(held) = self.held.get_mut(&token) else { continue };
             held.with_sink = false;
-            let mut verdict = verdicts.take(held.delivery.message.id);
+            let mut verdict = verdicts.take(place);
             if cfg!(seeded_bug = "one_verdict_for_the_batch") {
                 verdict = first.get_or_insert(verdict).clone();
             }

@@ -42,7 +42,7 @@ fn delivery(token: u64, key: &str) -> Delivery {
         deaths: 0,
         unreadable: None,
         doubts: 0,
-        message: Message::new("orders", "order.placed", "x").key(key),
+        message: Message::new("orders", "order.placed", "x").key(key).into(),
     }
 }
 
@@ -87,8 +87,8 @@ fn settled(actions: &[Action]) -> Vec<Settlement> {
 
 fn all(batch: &Batch, verdict: &Verdict) -> Verdicts {
     let mut verdicts = batch.silent();
-    for message in batch.messages() {
-        verdicts.judge(message.id, verdict.clone());
+    for place in 0..batch.messages().len() {
+        verdicts.judge(place, verdict.clone());
     }
     verdicts
 }
@@ -103,7 +103,7 @@ fn a_message_is_settled_only_after_the_broker_confirmed_it() {
     assert!(settled(&engine.next(NOW)).is_empty());
     // One confirmed, one about which the sink is silent.
     let mut verdicts = batch.silent();
-    verdicts.judge(batch.messages()[0].id, Verdict::Stored);
+    verdicts.judge(0, Verdict::Stored);
     engine.on(NOW, Input::Published(id, Ok(verdicts)));
     let done = settled(&engine.next(NOW));
     assert_eq!(done, [Settlement { token: Token(1), outcome: Outcome::Done }]);
@@ -133,7 +133,7 @@ fn a_failed_message_parks_its_key_and_others_flow() {
     let actions = engine.next(NOW);
     let (id, batch) = published(&actions)[0];
     let mut verdicts = all(batch, &Verdict::Stored);
-    verdicts.judge(batch.messages()[0].id, Verdict::failed(FailureKind::Transient, "no route"));
+    verdicts.judge(0, Verdict::failed(FailureKind::Transient, "no route"));
     engine.on(NOW, Input::Published(id, Ok(verdicts)));
     let outcomes = settled(&engine.next(NOW));
     assert!(matches!(&outcomes[0], Settlement { token: Token(1), outcome: Outcome::Retry { attempts: 1, .. } }));
@@ -428,7 +428,7 @@ fn a_blocked_key_waits_and_a_skipped_one_goes_on() {
         let (_, settlements) = run(&mut engine, deliveries, |batch| {
             let mut verdicts = all(batch, &Verdict::Stored);
             if std::mem::take(&mut first) {
-                verdicts.judge(batch.messages()[0].id, Verdict::failed(FailureKind::Permanent, "never"));
+                verdicts.judge(0, Verdict::failed(FailureKind::Permanent, "never"));
             }
             Ok(verdicts)
         });
@@ -448,8 +448,8 @@ fn pipelined_order_sends_a_key_in_one_batch_and_keeps_what_follows_a_failure_beh
     let (id, batch) = batches[0];
     // The second fails, the third is unknown: the third has to go back behind the second.
     let mut verdicts = all(batch, &Verdict::Stored);
-    verdicts.judge(batch.messages()[1].id, Verdict::failed(FailureKind::Transient, "no"));
-    verdicts.judge(batch.messages()[2].id, Verdict::Unknown("cut".to_owned()));
+    verdicts.judge(1, Verdict::failed(FailureKind::Transient, "no"));
+    verdicts.judge(2, Verdict::Unknown("cut".to_owned()));
     engine.on(NOW, Input::Published(id, Ok(verdicts)));
     let outcomes = settled(&engine.next(NOW));
     assert!(matches!(outcomes[1], Settlement { token: Token(1), outcome: Outcome::Retry { .. } }), "{outcomes:?}");
@@ -464,7 +464,7 @@ fn without_order_a_failure_holds_up_nothing() {
     let (id, batch) = published(&actions)[0];
     assert_eq!(batch.messages().len(), 4);
     let mut verdicts = all(batch, &Verdict::Stored);
-    verdicts.judge(batch.messages()[0].id, Verdict::failed(FailureKind::Transient, "no"));
+    verdicts.judge(0, Verdict::failed(FailureKind::Transient, "no"));
     engine.on(NOW, Input::Published(id, Ok(verdicts)));
     let outcomes = settled(&engine.next(NOW));
     assert_eq!(outcomes.iter().filter(|settlement| settlement.outcome == Outcome::Done).count(), 3);
@@ -505,7 +505,7 @@ fn what_a_read_of_the_parked_ones_brings_goes_back_when_its_key_failed_meanwhile
 fn bytes_in_flight_are_bounded_like_messages() {
     let mut engine = started();
     let big = |n| Delivery {
-        message: Message::new("orders", "order.placed", vec![0; 200_000]).key(format!("k{n}")),
+        message: Message::new("orders", "order.placed", vec![0; 200_000]).key(format!("k{n}")).into(),
         ..delivery(n, "")
     };
     engine.on(NOW, claimed((0..4).map(big).collect()));
@@ -566,4 +566,22 @@ fn a_position_that_could_not_be_written_is_asked_for_again_although_nothing_else
     assert!(settles(&engine.next(later)));
     engine.on(later, Input::Settled(None));
     assert!(settles(&engine.next(later + Duration::from_secs(3))), "it fills the window until it is written");
+}
+
+#[test]
+fn two_messages_with_one_id_are_judged_each_for_itself() {
+    let mut engine = started();
+    let mut twin = delivery(2, "b");
+    let one = delivery(1, "a");
+    twin.message = Message::clone(&twin.message).id(one.message.id).into();
+    engine.on(NOW, claimed(vec![one, twin]));
+    let actions = engine.next(NOW);
+    let (id, batch) = published(&actions)[0];
+    let mut verdicts = batch.silent();
+    verdicts.judge(0, Verdict::Stored);
+    verdicts.judge(1, Verdict::failed(FailureKind::Permanent, "never"));
+    engine.on(NOW, Input::Published(id, Ok(verdicts)));
+    let outcomes = settled(&engine.next(NOW));
+    assert_eq!(outcomes[0], Settlement { token: Token(1), outcome: Outcome::Done });
+    assert!(matches!(outcomes[1], Settlement { token: Token(2), outcome: Outcome::Dead { .. } }), "{outcomes:?}");
 }

@@ -58,8 +58,9 @@ impl World {
 
     /// Whether an alarm holds this batch up. What kills its process does so before anything is sent.
     pub(super) fn waits_for_the_alarm(&self, batch: &Batch) -> bool {
-        let kills =
-            |message: &Message| self.known.get(&message.id).is_some_and(|known| known.nature == Nature::KillsProcess);
+        let kills = |message: &std::sync::Arc<Message>| {
+            self.known.get(&message.id).is_some_and(|known| known.nature == Nature::KillsProcess)
+        };
         self.now < self.alarm_until && self.sink_up && !batch.messages().iter().any(kills)
     }
 
@@ -115,13 +116,13 @@ impl World {
                 Nature::Permanent => {
                     known.refusals += 1;
                     known.judged = true;
-                    verdicts.judge(message.id, Verdict::failed(FailureKind::Permanent, "never"));
+                    verdicts.judge(position, Verdict::failed(FailureKind::Permanent, "never"));
                 }
                 Nature::Flaky(left) if left > 0 => {
                     known.nature = Nature::Flaky(left - 1);
                     known.refusals += 1;
                     known.judged = true;
-                    verdicts.judge(message.id, Verdict::failed(FailureKind::Transient, "not now"));
+                    verdicts.judge(position, Verdict::failed(FailureKind::Transient, "not now"));
                 }
                 Nature::Good | Nature::Flaky(_) => {
                     self.store(message.id);
@@ -132,7 +133,7 @@ impl World {
                     }
                     self.tally.slips += u64::from(!judged);
                     if judged {
-                        verdicts.judge(message.id, Verdict::Stored);
+                        verdicts.judge(position, Verdict::Stored);
                     }
                 }
             }
