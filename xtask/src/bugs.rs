@@ -146,7 +146,7 @@ pub(crate) const BUGS: &[Bug] = &[
     Bug {
         name: "gives_back_while_writing",
         breaks: "gives a lane back while its position is on its way",
-        package: "postroom-postgres",
+        package: "postroom",
         test: &["--lib", "a_lane_is_not_given_back_while_its_position_is_on_its_way"],
         needs_bin: false,
     },

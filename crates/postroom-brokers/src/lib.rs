@@ -1,13 +1,15 @@
-//! Brokers, one folder each. A broker's options, construction and docs stand in its folder; everything else goes through
-//! [`SinkConfig`] and [`SubscriptionConfig`], the lists.
+//! Brokers, one folder each. A broker's options, construction, example and docs stand in its folder; everything else goes
+//! through [`BROKERS`], the list.
 
 pub mod in_process;
 pub mod lines;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
 
-mod sink_config;
-mod subscription_config;
+mod brokers;
+mod keys;
 
-pub use sink_config::{OpenSinkError, SinkConfig};
-pub use subscription_config::{OpenSubscriptionError, SubscriptionConfig};
+pub use brokers::{
+    BROKERS, Broker, OpenSinkError, OpenSubscriptionError, Section, SinkOptions, SubscriptionOptions, sink_section,
+    subscription_section,
+};

@@ -1,12 +1,12 @@
 //! `postroom.toml`: read once into types that cannot be wrong. Unknown keys are errors with a suggestion.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use postroom::{AttemptLimit, Consumer, OnDead, Order, RetryPolicy, TopicFilter};
-use postroom_brokers::{SinkConfig, SubscriptionConfig};
+use postroom_brokers::{BROKERS, Section, SinkOptions, SubscriptionOptions, sink_section, subscription_section};
 use postroom_postgres::StartAt;
-use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::exit::{self, Failure};
@@ -34,7 +34,7 @@ pub struct Config {
 #[derive(Debug)]
 pub struct Inbox {
     pub consumer: Consumer,
-    pub from: SubscriptionConfig,
+    pub from: Arc<dyn SubscriptionOptions>,
 }
 
 /// `[relay]`.
@@ -63,7 +63,7 @@ pub struct Route {
     pub rate: Option<u32>,
     pub breaker_after: u32,
     pub retry: RetryPolicy,
-    pub sink: SinkConfig,
+    pub sink: Arc<dyn SinkOptions>,
 }
 
 /// Reads and checks the file, with `POSTROOM_…` variables over it.
@@ -149,29 +149,30 @@ fn read_inbox(index: usize, value: &Value) -> Result<Inbox, String> {
     let consumer = text(inbox, "consumer", &at)?.ok_or_else(|| format!("{at}consumer is missing"))?;
     let consumer = Consumer::new(consumer).map_err(|error| format!("{at}consumer: failed to {error}"))?;
     let from = inbox.get("from").ok_or_else(|| format!("{at}from is missing; it says where messages come from"))?;
-    let at = format!("{at}from.");
-    let (table, keys) = of_kind(from, &at, SubscriptionConfig::KINDS, SubscriptionConfig::keys)?;
-    known(table, &keys, &at)?;
-    let from = SubscriptionConfig::deserialize(from.clone()).map_err(|error| format!("{at} {}", error.message()))?;
+    let kinds = BROKERS.iter().filter(|broker| broker.subscription.is_some()).map(|broker| broker.kind);
+    let from = of_kind(from, &format!("{at}from."), &kinds.collect::<Vec<_>>(), subscription_section)?;
     Ok(Inbox { consumer, from })
 }
 
-/// A table that is told apart by `kind`, and the keys that it may have.
-fn of_kind<'a>(
-    value: &'a Value,
+/// The options of a table that is told apart by `kind`.
+fn of_kind<O: ?Sized + 'static>(
+    value: &Value,
     at: &str,
     kinds: &[&'static str],
-    keys: fn(&str) -> &'static [&'static str],
-) -> Result<(&'a Table, Vec<&'static str>), String> {
+    section: fn(&str) -> Option<&'static Section<O>>,
+) -> Result<Arc<O>, String> {
     let table = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
     let kind = text(table, "kind", at)?.ok_or_else(|| format!("{at}kind is missing; {}", one_of(kinds)))?;
-    if !kinds.contains(&kind.as_str()) {
+    let section = section(&kind).ok_or_else(|| {
         let hint = nearest(&kind, kinds).map_or_else(|| one_of(kinds), did_you_mean);
-        return Err(format!("{at}kind {kind:?} is not known; {hint}"));
-    }
-    let mut keys = keys(&kind).to_vec();
-    keys.push("kind");
-    Ok((table, keys))
+        format!("{at}kind {kind:?} is not known; {hint}")
+    })?;
+    let keys: Vec<&str> = ["kind"].iter().chain(section.keys()).copied().collect();
+    known(table, &keys, at)?;
+    let mut options = table.clone();
+    options.remove("kind");
+    let options = serde_json::to_value(options).map_err(|error| format!("{at} {error}"))?;
+    section.read(options).map_err(|error| format!("{at} {error}"))
 }
 
 fn read_route(index: usize, value: &Value) -> Result<Route, String> {
@@ -265,10 +266,9 @@ fn patterns(table: &Table, key: &str, at: &str) -> Result<Option<TopicFilter>, S
     }
 }
 
-fn read_sink(value: &Value, at: &str) -> Result<SinkConfig, String> {
-    let (sink, keys) = of_kind(value, at, SinkConfig::KINDS, SinkConfig::keys)?;
-    known(sink, &keys, at)?;
-    SinkConfig::deserialize(value.clone()).map_err(|error| format!("{at} {}", error.message()))
+fn read_sink(value: &Value, at: &str) -> Result<Arc<dyn SinkOptions>, String> {
+    let kinds = BROKERS.iter().filter(|broker| broker.sink.is_some()).map(|broker| broker.kind);
+    of_kind(value, at, &kinds.collect::<Vec<_>>(), sink_section)
 }
 
 /// `POSTROOM_STORE_URL`, `POSTROOM_RELAY_<KEY>` and `POSTROOM_ROUTES_<NAME>_SINK_<KEY>` replace values of the file.
@@ -469,7 +469,30 @@ mod tests {
         .unwrap();
         assert_eq!(config.store_url, "sqlite:x.db");
         assert_eq!(config.relay.in_flight_max, 17);
-        assert!(matches!(&config.routes[0].sink, SinkConfig::Rabbitmq(options) if options.exchange == "other"));
+        let sink = format!("{:?}", config.routes[0].sink);
+        assert!(sink.contains("exchange: \"other\""), "{sink}");
         assert!(parse(GOOD, &[("POSTROOM_RELAY_LEESE", "1s")]).unwrap_err().contains("did you mean \"lease\"?"));
+    }
+
+    /// A broker's example is one that works, and the documentation has its section.
+    #[test]
+    fn the_example_of_every_broker_is_read_and_its_kind_is_documented() {
+        let docs = include_str!("../../../docs/configuration.md");
+        let store = "[store]\nurl = \"sqlite:shop.db\"\n";
+        for broker in BROKERS {
+            if let Some(sink) = &broker.sink {
+                let text = format!("{store}[[routes]]\nname = \"r\"\n[routes.sink]\n{}", sink.example);
+                let config = parse(&text, &[]).unwrap();
+                assert!(config.routes[0].sink.shown().starts_with(broker.kind), "{}", broker.kind);
+                config.routes[0].sink.open().unwrap();
+            }
+            if let Some(from) = &broker.subscription {
+                let text = format!("{store}[[inboxes]]\nconsumer = \"c\"\n[inboxes.from]\n{}", from.example);
+                let config = parse(&text, &[]).unwrap();
+                assert!(config.inboxes[0].from.shown().contains(broker.kind), "{}", broker.kind);
+                config.inboxes[0].from.open().unwrap();
+            }
+            assert!(docs.contains(&format!("| `\"{}\"` |", broker.kind)), "{} is not documented", broker.kind);
+        }
     }
 }

@@ -17,6 +17,8 @@ use postroom::{Batch, FailureKind, Sink, SinkLimits, Unavailable, Verdict, Verdi
 use serde::Deserialize;
 use tokio::sync::{Mutex, oneshot};
 
+use crate::{Broker, OpenSinkError, Section, SinkOptions};
+
 use appended_file::AppendedFile;
 use standard_output::StandardOutput;
 
@@ -31,8 +33,40 @@ pub struct FileOptions {
     pub path: PathBuf,
 }
 
-impl FileOptions {
-    pub(crate) const KEYS: &'static [&'static str] = &["kind", "path"];
+/// A file of JSON lines.
+pub const FILE: Broker = Broker {
+    kind: "file",
+    about: "JSON lines appended to a file: for trying things out, and for audits",
+    sink: Some(Section::sink::<FileOptions>("kind = \"file\"\npath = \"audit.jsonl\"\n")),
+    subscription: None,
+};
+
+/// JSON lines on standard output.
+pub const STDOUT: Broker = Broker {
+    kind: "stdout",
+    about: "JSON lines on standard output: for piping into other programs",
+    sink: Some(Section::sink::<StdoutOptions>("kind = \"stdout\"\n")),
+    subscription: None,
+};
+
+impl SinkOptions for FileOptions {
+    fn open(&self) -> Result<Arc<dyn Sink>, OpenSinkError> {
+        Ok(Arc::new(LinesSink::file(self)))
+    }
+
+    fn shown(&self) -> String {
+        format!("file {}", self.path.display())
+    }
+}
+
+impl SinkOptions for StdoutOptions {
+    fn open(&self) -> Result<Arc<dyn Sink>, OpenSinkError> {
+        Ok(Arc::new(LinesSink::stdout()))
+    }
+
+    fn shown(&self) -> String {
+        "stdout".to_owned()
+    }
 }
 
 /// `[routes.sink]` with `kind = "stdout"`.

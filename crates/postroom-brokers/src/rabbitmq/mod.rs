@@ -16,14 +16,15 @@ mod subscription;
 mod transport;
 mod wire;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
-use postroom::{Unavailable, redact_url};
+use postroom::{Sink, Subscription, Unavailable, redact_url};
 use serde::Deserialize;
 
-use crate::OpenSinkError;
+use crate::{Broker, OpenSinkError, OpenSubscriptionError, Section, SinkOptions, SubscriptionOptions};
 
 pub use sink::RabbitmqSink;
 pub use subscription::{Binding, RabbitmqSubscription, RabbitmqSubscriptionOptions};
@@ -86,10 +87,39 @@ fn default_deadline() -> u64 {
     30
 }
 
-impl RabbitmqOptions {
-    pub(crate) const KEYS: &'static [&'static str] =
-        &["kind", "url", "exchange", "declare", "channels", "batch_messages_max", "publish_deadline_seconds"];
+/// RabbitMQ.
+pub const BROKER: Broker = Broker {
+    kind: "rabbitmq",
+    about: "RabbitMQ over AMQP 0-9-1: publisher confirms to a durable topic exchange, manual acks from a queue",
+    sink: Some(Section::sink::<RabbitmqOptions>(
+        "kind = \"rabbitmq\"\nurl = \"amqp://guest:guest@localhost:5672/%2f\"\nexchange = \"postroom\"\n",
+    )),
+    subscription: Some(Section::subscription::<RabbitmqSubscriptionOptions>(
+        "kind = \"rabbitmq\"\nurl = \"amqp://guest:guest@localhost:5672/%2f\"\nqueue = \"billing\"\n",
+    )),
+};
 
+impl SinkOptions for RabbitmqOptions {
+    fn open(&self) -> Result<Arc<dyn Sink>, OpenSinkError> {
+        Ok(Arc::new(RabbitmqSink::new(self.clone())?))
+    }
+
+    fn shown(&self) -> String {
+        format!("rabbitmq {}", redact_url(&self.url))
+    }
+}
+
+impl SubscriptionOptions for RabbitmqSubscriptionOptions {
+    fn open(&self) -> Result<Arc<dyn Subscription>, OpenSubscriptionError> {
+        Ok(Arc::new(RabbitmqSubscription::new(self.clone())?.exclusive()))
+    }
+
+    fn shown(&self) -> String {
+        format!("queue {:?} of rabbitmq {}", self.queue, redact_url(&self.url))
+    }
+}
+
+impl RabbitmqOptions {
     /// The defaults for a broker at `url`.
     pub fn new(url: impl Into<String>) -> Self {
         Self {

@@ -61,8 +61,6 @@ fn default_prefetch() -> u16 {
 }
 
 impl RabbitmqSubscriptionOptions {
-    pub(crate) const KEYS: &'static [&'static str] = &["kind", "url", "queue", "bind", "prefetch"];
-
     fn check(&self) -> Result<(), String> {
         uri(&self.url)?;
         if self.queue.is_empty() {

@@ -106,6 +106,10 @@ fn kill_rabbitmq(servers: &mut Servers, chance: &mut Chance) {
     servers.rabbit.kill().unwrap();
     wait(0, 1500, chance);
     servers.rabbit.start_again().unwrap();
+    // RabbitMQ 3.10 may bring a quorum queue of one node back without a leader, and then waits for one for ever.
+    let elect = "[catch ra:trigger_election(amqqueue:get_pid(Q)) || Q <- rabbit_amqqueue:list(), \
+                  amqqueue:get_type(Q) == rabbit_quorum_queue].";
+    servers.rabbit.ctl(&["eval", elect]).unwrap();
 }
 
 fn pause_rabbitmq(servers: &mut Servers, chance: &mut Chance) {
