@@ -64,7 +64,7 @@ pub struct Nowhere;
 #[async_trait]
 impl Sink for Nowhere {
     fn limits(&self) -> SinkLimits {
-        SinkLimits { batch_messages_max: 500, batches_in_flight_max: 4 }
+        SinkLimits { batch_messages_max: 500, batch_bytes_max: usize::MAX, batches_in_flight_max: 4 }
     }
 
     async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {

@@ -400,7 +400,7 @@ pub(crate) const BUGS: &[Bug] = &[
         test: &[
             "--test",
             "exclusive",
-            "however_the_active_consumer_of_a_quorum_queue_goes_the_next_one_gets_all_in_order",
+            "a_dropped_subscription_ends_its_connection_and_never_cancels_its_consumer_before",
         ],
         needs_bin: false,
     },
@@ -453,7 +453,7 @@ pub(crate) const BUGS: &[Bug] = &[
     Bug {
         name: "own_header_passes_for_a_column",
         breaks: "sends a message's own header under the name of a column",
-        package: "postroom-brokers",
+        package: "postroom",
         test: &["--lib", "a_header_named_like_one_of_ours_comes_back_under_its_name_and_passes_for_nothing"],
         needs_bin: false,
     },

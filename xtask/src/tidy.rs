@@ -9,8 +9,17 @@ use crate::{sources, workspace};
 
 const LINES_MAX: usize = 700;
 const BROKER_NAMES: [&str; 2] = ["rabbitmq", "lapin"];
-/// Folders where no broker may be named: they must work with any.
-const BROKER_FREE: [&str; 2] = ["crates/postroom/src", "crates/postroom-relay/src"];
+/// Folders where no broker may be named: they must work with any. A broker's name belongs in its folder, in the one list, and in
+/// the Cargo feature.
+const BROKER_FREE: [&str; 7] = [
+    "crates/postroom/src",
+    "crates/postroom-relay/src",
+    "crates/postroom-consumer/src",
+    "crates/postroom-postgres/src",
+    "crates/postroom-sqlite/src",
+    "crates/postroom-brokers/src/in_process",
+    "crates/postroom-brokers/src/lines",
+];
 /// Folders with Rust files of ours.
 const OURS: [&str; 3] = ["crates", "examples", "xtask"];
 const TESTKIT: &str = "postroom-testkit";

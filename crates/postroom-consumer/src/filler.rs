@@ -16,7 +16,7 @@ use crate::receiver::{Receiver, ReceiverFailed};
 
 /// Longest time between two renewals, and between two looks of one that stands by.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-const LOOK_RETRY_CAP: Duration = Duration::from_secs(10);
+const LOOK_RETRY_CAP: Duration = Duration::from_secs(2);
 /// What the store is asked about the lease takes no longer than this unless it hangs.
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
 /// What is in work at a stop is one transaction, without a handler.

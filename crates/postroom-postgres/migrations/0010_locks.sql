@@ -21,12 +21,14 @@ begin
     if not foreign_rows and astray.since is null and astray.last >= astray.top then
         return 'nothing';
     end if;
+    -- One at a time: two would give the same new places.
+    perform pg_advisory_xact_lock(hashtextextended('postroom.mend', 0));
     -- Taken before the sequence is read again: see checkpoint().
     perform pg_current_xact_id();
     if foreign_rows then
         -- Writers and relays are kept away, and readers are not: whoever reads has locks that he holds while he waits for more.
         -- A long transaction is waited for no longer than this, since new writers queue up behind us.
-        perform set_config('lock_timeout', '5s', true);
+        perform set_config('lock_timeout', '2s', true);
         lock table postroom.lanes, postroom.outbox, postroom.settings in exclusive mode;
         perform set_config('lock_timeout', '0', true);
         -- Another relay may have done it while we waited for the lock.

@@ -56,7 +56,7 @@ impl Window {
     }
 
     /// One message at a time, because relays died before.
-    pub fn is_alone(&self) -> bool {
+    pub fn is_single(&self) -> bool {
         self.deaths > 0 && self.size() == 1
     }
 }
@@ -85,7 +85,7 @@ mod tests {
         assert!(!after(5, 2000).survived() && after(5, 2001).survived());
         let mut window = after(5, 2001);
         window.deaths_are(6);
-        assert!(!window.survived() && window.is_alone());
-        assert!(!after(0, 5000).survived() && !after(0, 0).is_alone());
+        assert!(!window.survived() && window.is_single());
+        assert!(!after(0, 5000).survived() && !after(0, 0).is_single());
     }
 }

@@ -266,7 +266,7 @@ impl Inner {
         let (parked, parked_cut) =
             if want.parked { self.read_parked(want.messages, want.bytes)? } else { (Vec::new(), false) };
         let now = self.now();
-        let asked = if want.alone && !parked.is_empty() {
+        let asked = if want.single && !parked.is_empty() {
             None
         } else {
             self.book.ask(now, want.messages, want.lane_messages_max).pop()

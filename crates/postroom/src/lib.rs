@@ -7,6 +7,7 @@ mod consumer_store;
 mod crash;
 mod dead_letter;
 mod delivery;
+pub mod envelope;
 mod error;
 mod event;
 mod filler;

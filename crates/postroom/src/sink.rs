@@ -37,6 +37,8 @@ impl Batch {
 pub struct SinkLimits {
     /// Most messages in a batch.
     pub batch_messages_max: usize,
+    /// About as many bytes of payloads and headers in a batch; one message may be larger.
+    pub batch_bytes_max: usize,
     /// Most batches under way at once.
     pub batches_in_flight_max: usize,
 }

@@ -21,13 +21,13 @@ pub struct Want {
     /// Whether to look at parked messages too.
     pub parked: bool,
     /// At most one delivery in all.
-    pub alone: bool,
+    pub single: bool,
 }
 
 impl Want {
     /// So many messages, whatever their size, parked ones too.
     pub fn up_to(messages: usize) -> Self {
-        Self { messages, bytes: usize::MAX, lane_messages_max: usize::MAX, parked: true, alone: false }
+        Self { messages, bytes: usize::MAX, lane_messages_max: usize::MAX, parked: true, single: false }
     }
 }
 

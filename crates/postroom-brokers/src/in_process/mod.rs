@@ -129,7 +129,7 @@ impl Sink for InProcessSink {
     }
 
     fn limits(&self) -> SinkLimits {
-        SinkLimits { batch_messages_max: 250, batches_in_flight_max: 4 }
+        SinkLimits { batch_messages_max: 250, batch_bytes_max: usize::MAX, batches_in_flight_max: 4 }
     }
 
     async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {

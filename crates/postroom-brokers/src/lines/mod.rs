@@ -22,6 +22,8 @@ use crate::{Broker, OpenSinkError, Section, SinkOptions};
 use appended_file::AppendedFile;
 use standard_output::StandardOutput;
 
+/// A batch is one text in memory.
+const BATCH_BYTES_MAX: usize = 16 << 20;
 /// A disk or a reader of the pipe that needs longer than this counts as an outage.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 
@@ -161,7 +163,7 @@ impl Sink for LinesSink {
     }
 
     fn limits(&self) -> SinkLimits {
-        SinkLimits { batch_messages_max: 500, batches_in_flight_max: 1 }
+        SinkLimits { batch_messages_max: 500, batch_bytes_max: BATCH_BYTES_MAX, batches_in_flight_max: 1 }
     }
 
     async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {

@@ -2,8 +2,8 @@
 
 use postroom::UNREADABLE_HEADER;
 
-use super::properties::escaped;
 use super::wire::{Flaw, Reader, VALUES_MAX, lossy_short, put_short};
+use postroom::envelope::Envelope;
 
 /// Class, weight and size of the body: what stands before the properties.
 const BEFORE_FLAGS: usize = 12;
@@ -152,7 +152,7 @@ impl Kept {
                 self.complain(HEADERS, Flaw::NameNotUtf8);
             }
             if name == UNREADABLE_HEADER {
-                name = escaped(&name);
+                name = Envelope::escaped(&name);
             }
             match field.value.check(1, &mut values) {
                 Ok(()) => {
@@ -270,7 +270,7 @@ mod tests {
         table.extend(b"S\0\0\0\x06forged");
         let properties = read(&readable(&full(b"text", &table), 4088).unwrap()).unwrap();
         assert_eq!(header(&properties, UNREADABLE_HEADER), None);
-        assert_eq!(header(&properties, &escaped(UNREADABLE_HEADER)).as_deref(), Some("forged"));
+        assert_eq!(header(&properties, &Envelope::escaped(UNREADABLE_HEADER)).as_deref(), Some("forged"));
     }
 
     /// Bytes near to what a sender may write: right in most places.

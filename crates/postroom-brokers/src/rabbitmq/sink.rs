@@ -19,6 +19,9 @@ use crate::OpenSinkError;
 /// How often within its deadline a publish looks whether the broker has blocked the connection.
 const DEADLINE_PARTS: u32 = 8;
 
+/// A batch is in memory twice while it is on its way.
+const BATCH_BYTES_MAX: usize = 16 << 20;
+
 /// Publishes to one topic exchange.
 pub struct RabbitmqSink {
     options: RabbitmqOptions,
@@ -229,7 +232,11 @@ impl Sink for RabbitmqSink {
     }
 
     fn limits(&self) -> SinkLimits {
-        SinkLimits { batch_messages_max: self.options.batch_messages_max, batches_in_flight_max: self.options.channels }
+        SinkLimits {
+            batch_messages_max: self.options.batch_messages_max,
+            batch_bytes_max: BATCH_BYTES_MAX,
+            batches_in_flight_max: self.options.channels,
+        }
     }
 
     async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {

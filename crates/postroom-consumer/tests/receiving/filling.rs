@@ -131,6 +131,19 @@ async fn a_takeover_waits_for_a_transaction_that_passed_its_fence_and_renewals_d
     let mut other = open();
     while take_patiently(&mut other).await.is_none() {}
     drop(tx);
+
+    // Nor does one that hangs while it takes the inbox, or while it renews its lease.
+    let mut tx = hung.begin().await.unwrap();
+    let seen = Postgres::filler(&mut tx, &billing()).await.unwrap();
+    assert!(Postgres::take_inbox(&mut tx, &billing(), "hung", LEASE, seen.as_ref()).await.unwrap().is_some());
+    while take_patiently(&mut other).await.is_none() {}
+    drop(tx);
+    let tenure = take::<Postgres>(&mut open(), "renews").await.unwrap();
+    let mut renewing = open();
+    let mut tx = renewing.begin().await.unwrap();
+    assert!(Postgres::renew_inbox(&mut tx, &billing(), &tenure, LEASE).await.unwrap());
+    while take_patiently(&mut other).await.is_none() {}
+    drop(tx);
 }
 
 /// A lock timeout is no answer.

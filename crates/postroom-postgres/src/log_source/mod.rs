@@ -92,6 +92,8 @@ pub struct LogSource {
     watch: Mutex<Watch>,
     /// A read found rows that no read would look for again.
     astray: AtomicBool,
+    /// Not before this positions are put right again, and how long that wait was: a transaction was in the way.
+    mending: Mutex<Option<(Duration, Duration)>>,
     /// The delivery that travels alone now.
     marked: Mutex<Option<Marked>>,
     /// One write of positions at a time: an older one must not come after a newer.
@@ -126,6 +128,7 @@ impl LogSource {
             state: Mutex::new(Lanes::default()),
             watch: Mutex::new(Watch::new(options.lease)),
             astray: AtomicBool::new(false),
+            mending: Mutex::new(None),
             marked: Mutex::new(None),
             position_turn: tokio::sync::Mutex::new(()),
             options,
@@ -192,7 +195,7 @@ impl LogSource {
             claimed.deliveries = self.look_for_parked(want).await?;
             claimed.more = claimed.deliveries.len() >= want.messages;
         }
-        let enough = want.alone && !claimed.deliveries.is_empty();
+        let enough = want.single && !claimed.deliveries.is_empty();
         match if enough { Ok((Vec::new(), true)) } else { self.claim_fresh(want).await } {
             Ok((fresh, more)) => {
                 claimed.deliveries.extend(fresh);
@@ -246,9 +249,9 @@ impl LogSource {
         let (asked, checkpoint, generation, dealt_with, any_parked) = {
             let mut state = self.state();
             // Alone, the oldest of all lanes is next: what killed the relay before is among the first.
-            let messages = if want.alone { usize::MAX / 2 } else { want.messages };
+            let messages = if want.single { usize::MAX / 2 } else { want.messages };
             let unbounded = cfg!(seeded_bug = "one_lane_takes_every_place");
-            let lane_max = if want.alone { 1 } else { want.lane_messages_max };
+            let lane_max = if want.single { 1 } else { want.lane_messages_max };
             let lane_max = if unbounded { usize::MAX } else { lane_max };
             state.book.wants(want.messages);
             let asked = state.book.ask(now, messages, lane_max);
@@ -330,7 +333,7 @@ impl LogSource {
             let source = format!("{what}; it is put right at the next renewal").into();
             return Err(StoreError::Busy { what: "claim messages", source });
         }
-        let places = if want.alone { 1 } else { want.messages };
+        let places = if want.single { 1 } else { want.messages };
         let left_out = if places < asked.len() { read.keep_first(places, &mut asked) } else { Vec::new() };
         let mark = mark.as_ref().map(row::checkpoint).transpose()?;
         let mut state = self.state();

@@ -14,6 +14,10 @@ use crate::link::Link;
 use crate::migrate::schema_version;
 use crate::watch::Seen;
 
+/// After a try to put positions right that met an open transaction.
+const MEND_AGAIN: Duration = Duration::from_secs(10);
+const MEND_AGAIN_MAX: Duration = Duration::from_secs(60);
+
 impl LogSource {
     /// Looks at the schema and registers the route.
     pub(super) async fn register(&self) -> Result<(), StoreError> {
@@ -99,6 +103,27 @@ impl LogSource {
 
     /// Runs postroom.mend() if `condition` holds. What it changes makes everything worthless that was learnt before.
     async fn mend_if(&self, generation: u64, condition: &'static str) -> Result<(), StoreError> {
+        let now = self.now();
+        if let Some((not_before, _)) = *self.mending.lock().unwrap_or_else(PoisonError::into_inner)
+            && now < not_before
+        {
+            let source = "a transaction that has written is still open; it is tried again when it has ended".into();
+            return Err(StoreError::Busy { what: "put the positions right after the database was changed", source });
+        }
+        let mended = self.mend_now(generation, condition).await;
+        let mut mending = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
+        *mending = match (&mended, *mending) {
+            // Each try makes new writers wait behind it.
+            (Err(StoreError::Busy { .. }), before) => {
+                let wait = before.map_or(MEND_AGAIN, |(_, wait)| (wait * 2).min(MEND_AGAIN_MAX));
+                Some((self.now() + wait, wait))
+            }
+            _ => None,
+        };
+        mended
+    }
+
+    async fn mend_now(&self, generation: u64, condition: &'static str) -> Result<(), StoreError> {
         // It may rewrite a large outbox: on a link of its own, without our usual deadlines.
         let link = Link::new(self.connector.clone(), self.server.clone(), "").call_timeout(Duration::MAX);
         let mended = link

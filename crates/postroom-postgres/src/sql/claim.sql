@@ -3,7 +3,7 @@
 -- $1 lanes, $2 position seqs, $3 floors, $4 position snapshots, $5 catch-up snapshots (null: none), $6 catch-up seqs,
 -- $7 limits; parallel arrays, one element a lane. $8 route, $9 bytes. $10 oldest xmax of the snapshots and $11 highest floor of
 -- those lanes that are not catching up and have a floor (null: none). $12 the highest seq that was parked or dead when the lanes
--- were taken, $13 whether the route may have parked messages or blocked keys.
+-- were taken, $13 whether the route may have parked messages, as this relay knows it; that an operator parks a key is seen at once.
 --
 -- fresh: seq above the position, in order, on (lane, seq).
 -- late:  seq up to the position, not visible in the position's snapshot, visible now:
@@ -28,6 +28,7 @@
 with at as materialized (
     select pg_current_snapshot() as snapshot,
            clock_timestamp() as clock,
+           $13::boolean or exists (select from postroom.blocked_keys where route = $8) as any_parked,
            (select array(select replace(replace(replace(rtrim(t, '*'), '\', '\\'), '%', '\%'), '_', '\_')
                                 || case when t like '%*' then '%' else '' end
                            from unnest(r.topics) t)
@@ -97,7 +98,7 @@ select (-1)::smallint as lane,
   from at cross join astray
 union all
 (select f.lane, f.seq, f.late, f.wanted, coalesce(f.visible_at > at.clock, false),
-       case when $13::boolean and f.wanted and coalesce(f.key, f.aggregate_id) is not null
+       case when at.any_parked and f.wanted and coalesce(f.key, f.aggregate_id) is not null
             then exists (select from postroom.parked p
                           where p.route = $8 and p.ordering_key = coalesce(f.key, f.aggregate_id)
                             and p.state <> 'scheduled')

@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 
 use crate::setup::{claim_all, connector, done, drain, enqueue, options, prepared, renew, settled, source};
 
-const ALONE: Want = Want { messages: 1, bytes: usize::MAX, lane_messages_max: usize::MAX, parked: true, alone: true };
+const SINGLE: Want = Want { messages: 1, bytes: usize::MAX, lane_messages_max: usize::MAX, parked: true, single: true };
 
 /// As if the relay that holds the lanes had died, and its lease had run out.
 pub async fn dies(database: &Database, source: LogSource) {
@@ -31,7 +31,7 @@ pub async fn succeeds(database: &Database, n: usize) -> (LogSource, u32) {
 
 /// What is next alone; whether it is noted as proven. Returns what is known of it.
 async fn next_alone(source: &LogSource, proven: bool) -> (Delivery, (u32, u32)) {
-    let mut claimed = source.claim(ALONE).await.unwrap().deliveries;
+    let mut claimed = source.claim(SINGLE).await.unwrap().deliveries;
     assert_eq!(claimed.len(), 1);
     let delivery = claimed.remove(0);
     let Noted { deaths, doubts, .. } = source.note(delivery.token, proven).await.unwrap();
@@ -218,12 +218,12 @@ async fn a_few_places_over_many_lanes_find_what_there_is_in_few_reads() {
     for key in ["a", "b", "c"] {
         enqueue(&client, Some(key), MESSAGES / 3).await;
     }
-    let want = Want { messages: 4, lane_messages_max: 1, ..ALONE };
+    let want = Want { messages: 4, lane_messages_max: 1, ..SINGLE };
     let (mut claims, mut found) = (0, Vec::<MessageId>::new());
     while found.len() < MESSAGES {
         claims += 1;
         assert!(claims <= 2 * MESSAGES, "{claims} reads found {}", found.len());
-        let claimed = source.claim(Want { alone: false, ..want }).await.unwrap().deliveries;
+        let claimed = source.claim(Want { single: false, ..want }).await.unwrap().deliveries;
         assert!(claimed.len() <= 4);
         source.settle(&done(claimed.iter().map(|delivery| delivery.token))).await.unwrap();
         found.extend(claimed.into_iter().map(|delivery| delivery.message.id));

@@ -13,7 +13,7 @@ use crate::protocol::BatchId;
 impl Engine {
     pub(super) fn published(&mut self, now: Duration, batch: BatchId, verdicts: Result<Verdicts, String>) {
         let tokens = self.batches.remove(&batch).unwrap_or_default();
-        self.alone = false;
+        self.lone_under_way = false;
         let mut verdicts = match verdicts {
             Ok(verdicts) => verdicts,
             Err(why) => {
@@ -104,7 +104,7 @@ impl Engine {
         if held.lost {
             return self.put_back(token);
         }
-        held.alone = true;
+        held.suspected = true;
         let Delivery { message, lane, attempts, .. } = &held.delivery;
         let under_way: usize = self.batches.values().map(Vec::len).sum();
         let suspicion = self.suspects.failed(message.id, *lane, self.counters.stored, under_way as u64);
@@ -136,7 +136,7 @@ impl Engine {
         match held.key.clone() {
             // One before it in its batch failed; it has to stay behind that one.
             Some(key) if self.parking.stops(&key) => self.queue_up(token, Some(key)),
-            key if held.alone => self.keys.put_back_last(key.as_ref(), token),
+            key if held.suspected => self.keys.put_back_last(key.as_ref(), token),
             key => self.keys.put_back(key.as_ref(), token),
         }
     }

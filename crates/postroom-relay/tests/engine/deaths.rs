@@ -9,7 +9,7 @@ fn after_deaths(deaths: u32) -> Engine {
     engine.on(NOW, Input::Renewed(Some(Standing { held: 16, deaths, ..Standing::default() })));
     engine.on(NOW, Input::Probed(Ok(())));
     let actions = engine.next(NOW);
-    assert!(actions.iter().any(|action| matches!(action, Action::Claim(Want { messages: 1, alone: true, .. }))));
+    assert!(actions.iter().any(|action| matches!(action, Action::Claim(Want { messages: 1, single: true, .. }))));
     engine
 }
 

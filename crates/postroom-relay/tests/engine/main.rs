@@ -26,7 +26,7 @@ fn options() -> EngineOptions {
         poll_idle: Duration::from_millis(200),
         retry: RetryPolicy::default(),
         renew_every: Duration::from_secs(5),
-        sink: SinkLimits { batch_messages_max: 10, batches_in_flight_max: 4 },
+        sink: SinkLimits { batch_messages_max: 10, batch_bytes_max: 500_000, batches_in_flight_max: 4 },
         seed: 1,
     }
 }
@@ -584,4 +584,31 @@ fn two_messages_with_one_id_are_judged_each_for_itself() {
     let outcomes = settled(&engine.next(NOW));
     assert_eq!(outcomes[0], Settlement { token: Token(1), outcome: Outcome::Done });
     assert!(matches!(outcomes[1], Settlement { token: Token(2), outcome: Outcome::Dead { .. } }), "{outcomes:?}");
+}
+
+#[test]
+fn a_batch_has_no_more_bytes_than_the_sink_likes_and_a_larger_message_goes_by_itself() {
+    for order in [Order::Key, Order::Pipelined] {
+        let mut engine = started_with(EngineOptions { order, in_flight_bytes_max: 64 << 20, ..options() });
+        let sized = |n: u64, bytes: usize| Delivery {
+            message: Message::new("orders", "order.placed", vec![0; bytes]).key(format!("k{}", n / 2)).into(),
+            ..delivery(n, "")
+        };
+        let sizes = [200_000, 200_000, 200_000, 200_000, 900_000, 100, 100, 100];
+        engine.on(NOW, claimed((0..).zip(sizes).map(|(n, bytes)| sized(n, bytes)).collect()));
+        let mut sent = Vec::new();
+        for _ in 0..20 {
+            let actions = engine.next(NOW);
+            for (id, batch) in published(&actions) {
+                let bytes: usize = batch.messages().iter().map(|message| message.payload.len()).sum();
+                assert!(bytes <= 500_000 || batch.messages().len() == 1, "{bytes} in {}", batch.messages().len());
+                sent.extend(batch.messages().iter().map(|message| message.id));
+                engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::Stored))));
+            }
+            if !settled(&actions).is_empty() {
+                engine.on(NOW, Input::Settled(Some(Settled::default())));
+            }
+        }
+        assert_eq!(sent.len(), sizes.len(), "{order:?}");
+    }
 }

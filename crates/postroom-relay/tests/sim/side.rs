@@ -69,8 +69,8 @@ impl Side {
         self.book.begin_claim();
         self.book.wants(want.messages);
         // Alone: each lane is asked, and only the first that has something is taken in.
-        let messages = if want.alone { usize::MAX / 2 } else { want.messages };
-        let lanes = self.book.ask(now, messages, if want.alone { 1 } else { want.lane_messages_max });
+        let messages = if want.single { usize::MAX / 2 } else { want.messages };
+        let lanes = self.book.ask(now, messages, if want.single { 1 } else { want.lane_messages_max });
         let in_hand = self.book.parked_in_hand().map(|(lane, seq)| place(lane, seq)).collect();
         Ask { want, lanes, parked_lanes: self.book.claimable(now), in_hand }
     }
@@ -82,13 +82,13 @@ impl Side {
         for row in parked {
             claimed.deliveries.extend(self.book.took_in_parked(row.place.0, found(row)));
         }
-        let places = if ask.want.alone { 1 } else { ask.want.messages };
+        let places = if ask.want.single { 1 } else { ask.want.messages };
         let mut lanes_taken = 0;
         for (asked, rows) in ask.lanes.iter().zip(fresh) {
             let Some(last) = rows.last().map(|row| row.place.1 + 1) else { continue };
             claimed.more = true;
             // With fewer places than lanes the others are as if they had not been asked.
-            if (ask.want.alone && !claimed.deliveries.is_empty()) || lanes_taken >= places {
+            if (ask.want.single && !claimed.deliveries.is_empty()) || lanes_taken >= places {
                 self.book.have_more(&[(asked.lane, asked.epoch)]);
                 continue;
             }

@@ -24,7 +24,7 @@ impl World {
             poll_idle: Duration::from_millis(500),
             retry,
             renew_every: Duration::from_secs(1),
-            sink: SinkLimits { batch_messages_max: 8, batches_in_flight_max: 3 },
+            sink: SinkLimits { batch_messages_max: 8, batch_bytes_max: 3000, batches_in_flight_max: 3 },
             seed: self.chance.number(),
         };
         let relay = &mut self.relays[index];

@@ -31,15 +31,15 @@ impl Engine {
     /// The store has noted it, or could not: then it goes out all the same, and what it does is found out later.
     pub(super) fn noted(&mut self, noted: Noted) {
         let Some(token) = self.noting.take() else { return };
-        let Some(held) = self.held.get_mut(&token) else { return self.alone = false };
+        let Some(held) = self.held.get_mut(&token) else { return self.lone_under_way = false };
         if held.lost {
-            self.alone = false;
+            self.lone_under_way = false;
             self.put_back(token);
             return;
         }
         self.note_stands = Some(token);
         if self.condemned(token, noted, None) {
-            self.alone = false;
+            self.lone_under_way = false;
         } else {
             self.noted = Some(token);
         }
