@@ -171,8 +171,20 @@ fn of_kind<O: ?Sized + 'static>(
     known(table, &keys, at)?;
     let mut options = table.clone();
     options.remove("kind");
-    let options = serde_json::to_value(options).map_err(|error| format!("{at} {error}"))?;
-    section.read(options).map_err(|error| format!("{at} {error}"))
+    let read = |options: &Table| {
+        let options = serde_json::to_value(options).map_err(|error| error.to_string())?;
+        section.read(options).map_err(|error| error.to_string())
+    };
+    read(&options).map_err(|error| {
+        // The key without which it would not be said.
+        let to_blame = |key: &&String| {
+            let mut others = options.clone();
+            others.remove(key.as_str());
+            read(&others).err().as_ref() != Some(&error)
+        };
+        let key = options.keys().find(to_blame);
+        key.map_or_else(|| format!("{}: {error}", at.trim_end_matches('.')), |key| format!("{at}{key}: {error}"))
+    })
 }
 
 fn read_route(index: usize, value: &Value) -> Result<Route, String> {
@@ -440,6 +452,11 @@ mod tests {
                 "routes[0].sink.uri is not a known key; did you mean \"url\"?",
             ),
             (GOOD.replace("\"rabbitmq\"", "\"rabitmq\""), "did you mean \"rabbitmq\"?"),
+            (
+                GOOD.replace("url = \"amqp", "channels = \"nope\"\nurl = \"amqp"),
+                "routes[0].sink.channels: invalid type: string \"nope\"",
+            ),
+            (GOOD.replace("url = \"amqp://localhost\"", ""), "routes[0].sink: missing field `url`"),
             (GOOD.replace("50ms", "50 parsecs"), "it wants a duration such as"),
             (GOOD.replace("topics = ", "order = \"strict\"\ntopics = "), "order is \"strict\"; it wants \"key\""),
             (GOOD.replace("topics = ", "order = \"none\"\non_dead = \"block\"\ntopics = "), "wants an order"),
