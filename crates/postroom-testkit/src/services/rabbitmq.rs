@@ -364,7 +364,7 @@ mod tests {
     use super::*;
 
     const DECLARE: &str = "Q = rabbit_misc:r(<<\"/\">>, queue, <<\"kept\">>), \
-        {new, _} = rabbit_amqqueue:declare(Q, true, false, [], none, <<\"test\">>), ok.";
+        {new, _} = rabbit_amqqueue:declare(Q, true, false, [], none, <<\"test\">>), mnesia:sync_log().";
 
     fn scratch(name: &str) -> PathBuf {
         env::temp_dir().join(format!("postroom-test-{}-rabbit-{name}", process::id()))
@@ -375,7 +375,10 @@ mod tests {
         server.ctl(&["eval", DECLARE]).unwrap();
     }
 
+    /// The listener opens a moment before the node counts itself among those that run, and rabbitmqctl lists the queues of
+    /// running nodes only.
     fn queues(server: &RabbitServer) -> String {
+        server.ctl(&["await_startup"]).unwrap();
         server.ctl(&["list_queues", "--silent", "--no-table-headers", "name", "durable"]).unwrap().trim().to_owned()
     }
 
@@ -389,7 +392,7 @@ mod tests {
         assert!(!speaks_amqp(server.port()));
         server.start_again().unwrap();
         assert_eq!(server.url(), url);
-        assert_eq!(queues(&server), "kept\ttrue");
+        assert_eq!(queues(&server), "kept\ttrue", "{}", fs::read_to_string(server.log()).unwrap());
 
         server.stop().unwrap();
         server.stop().unwrap();
