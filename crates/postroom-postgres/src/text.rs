@@ -4,7 +4,7 @@ use postroom::StoreError;
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, Type};
 
-use crate::row::get;
+use crate::log::row::get;
 
 /// A text, with `U+FFFD` for what could not be read.
 #[derive(Debug)]

@@ -9,6 +9,9 @@ use rusqlite::Connection;
 /// How long a writer waits for another one before it is told that the database is busy.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The clock of the database.
+pub(crate) const NOW: &str = "cast(unixepoch('subsec') * 1000 as integer)";
+
 /// Opens or creates `path` in WAL mode with full durability and a busy timeout.
 pub fn connect(path: &Path) -> Result<Connection, StoreError> {
     let failed = |error| store_error("open the database file", error);

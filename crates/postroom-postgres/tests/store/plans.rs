@@ -23,7 +23,7 @@ async fn explain(client: &Client, at: &At<'_>, limit: i64) -> Value {
     let (catch_ups, catch_up_seqs): (Vec<Option<&str>>, Vec<Option<i64>>) = (vec![None; 16], vec![None; 16]);
     let xmax = at.snapshot.split(':').nth(1).filter(|_| at.floor > 0);
     let highest = Some(at.floor).filter(|floor| *floor > 0);
-    let sql = format!("explain (analyze, buffers, format json) {}", include_str!("../../src/sql/claim.sql"));
+    let sql = format!("explain (analyze, buffers, format json) {}", include_str!("../../src/log/sql/claim.sql"));
     let bytes = 64_i64 << 20;
     let parameters: [&(dyn ToSql + Sync); 13] = [
         &lanes,
@@ -164,7 +164,7 @@ async fn looking_for_parked_messages_passes_over_none_that_are_not_due() {
     let lanes: Vec<i16> = (0..16).collect();
     let (in_hand, heads, followers, bytes) = (Vec::<i64>::new(), 500_i64, 200_i64, 64_i64 << 20);
     let parameters: [&(dyn ToSql + Sync); 6] = [&ROUTE, &lanes, &in_hand, &heads, &followers, &bytes];
-    let cost = buffers_of(&client, include_str!("../../src/sql/claim_parked.sql"), &parameters).await;
+    let cost = buffers_of(&client, include_str!("../../src/log/sql/claim_parked.sql"), &parameters).await;
     println!("buffers for 300,000 scheduled messages, none due: {cost}");
     assert!(cost < 50, "{cost}");
 

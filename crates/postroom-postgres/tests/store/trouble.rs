@@ -141,7 +141,7 @@ async fn a_dead_letter_given_back_while_the_relay_records_about_its_key_is_not_f
     let tx = relay.transaction().await.unwrap();
     tx.execute("select from postroom.lanes where route = $1 order by lane for key share", &[&ROUTE]).await.unwrap();
     tx.execute("delete from postroom.parked where route = $1", &[&ROUTE]).await.unwrap();
-    tx.execute(include_str!("../../src/sql/promote.sql"), &[&ROUTE, &vec!["a"]]).await.unwrap();
+    tx.execute(include_str!("../../src/log/sql/promote.sql"), &[&ROUTE, &vec!["a"]]).await.unwrap();
     let connector_of_operator = connector(&database);
     let operator = tokio::spawn(async move {
         retry_dead(&connector_of_operator, Side::Out, &DeadFilter::default(), 10, &deed()).await.unwrap()

@@ -1,0 +1,13 @@
+//! The log source: the relay's end of the outbox. Rows are appended and never updated; progress is a position a lane.
+
+mod lanes;
+mod notify;
+mod position;
+mod record;
+pub(crate) mod row;
+mod seeded;
+mod source;
+mod watch;
+
+pub use notify::{Listener, Notifier};
+pub use source::{LogSource, LogSourceOptions, POSITIONS_EVERY, ReadCounters, StartAt};

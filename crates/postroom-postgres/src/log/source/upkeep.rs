@@ -1,0 +1,209 @@
+//! Before anything is claimed and with every renewal: whether the tables are whole and still those that we know, and what the
+//! route is.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use postroom::StoreError;
+use tokio_postgres::types::ToSql;
+
+use super::{LogSource, LogSourceOptions, StartAt};
+use crate::connect::behind_a_pooler;
+use crate::link::Link;
+use crate::log::watch::Seen;
+use crate::migrate::schema_version;
+
+/// After a try to put positions right that met an open transaction.
+const MEND_AGAIN: Duration = Duration::from_secs(10);
+const MEND_AGAIN_MAX: Duration = Duration::from_secs(60);
+
+impl LogSource {
+    /// Looks at the schema and registers the route.
+    pub(super) async fn register(&self) -> Result<(), StoreError> {
+        let generation = self.server.generation();
+        let (version, missing, cache) = self
+            .durable
+            .call(generation, "look at the schema", async |session| {
+                let sql = "select (select max(number) from postroom.migrations), postroom.missing_indexes(), s.seqcache
+                             from pg_sequence s where s.seqrelid = 'postroom.outbox_seq_seq'::regclass";
+                let row = session.client.query_one(sql, &[]).await?;
+                Ok((row.get::<_, Option<i32>>(0), row.get::<_, Vec<String>>(1), row.get::<_, i64>(2)))
+            })
+            .await?;
+        let version = version.unwrap_or_default();
+        if version < schema_version() {
+            return Err(StoreError::Schema {
+                problem: format!("it is at version {version}, and this program needs version {}", schema_version()),
+                hint: "run `postroom migrate` on this database",
+            });
+        }
+        if !missing.is_empty() {
+            return Err(StoreError::Schema {
+                problem: format!("it is not whole: missing {}", missing.join(", ")),
+                hint: "finish the restore that made it, or run `postroom migrate` on an empty database",
+            });
+        }
+        if cache != 1 {
+            return Err(StoreError::Schema {
+                problem: format!("postroom.outbox_seq_seq caches {cache} values a session, which would lose messages"),
+                hint: "run `alter sequence postroom.outbox_seq_seq cache 1` and reconnect the writers",
+            });
+        }
+        self.mend_if(generation, "postroom.positions_are_foreign()").await?;
+        self.register_route(self.server.generation()).await
+    }
+
+    async fn register_route(&self, generation: u64) -> Result<(), StoreError> {
+        let LogSourceOptions { route, topics, owner, order, on_dead, .. } = &self.options;
+        let given = topics.patterns();
+        let now_if_new = self.options.start_at == StartAt::Now;
+        let now = self
+            .durable
+            .call(generation, "register the route", async |session| {
+                // The checkpoint commits first, so that its id is older than the snapshot that the lanes start from.
+                let floor: i64 =
+                    session.client.query_one("select floor_seq from postroom.checkpoint()", &[]).await?.get(0);
+                // A route that ran before, and lost its lanes, begins with the oldest message: nobody knows what it had passed.
+                let tx = session.client.transaction().await?;
+                let sql = "select not exists (select from postroom.routes where name = $1)";
+                let from_now = now_if_new && tx.query_one(sql, &[route]).await?.get::<_, bool>(0);
+                let sql =
+                    "select topics_now, ordering_now, on_dead_now from postroom.register_route($1, $2, $3, $4, $5)";
+                let parameters: [&(dyn ToSql + Sync); 5] = [route, &given, &order.as_str(), &on_dead.as_str(), owner];
+                let row = tx.query_one(sql, &parameters).await?;
+                if cfg!(seeded_bug = "the_last_one_started_decides_topics") {
+                    let sql = "update postroom.routes set topics = $2 where name = $1";
+                    tx.execute(sql, &[route, &given]).await?;
+                }
+                let now: (Vec<String>, String, String) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+                if from_now {
+                    let sql = include_str!("../sql/register_lanes_now.sql");
+                    tx.execute(sql, &[route, &floor]).await?;
+                } else {
+                    tx.execute(include_str!("../sql/register_lanes_oldest.sql"), &[route]).await?;
+                }
+                tx.commit().await?;
+                Ok(now)
+            })
+            .await?;
+        let (topics_now, order_now, on_dead_now) = now;
+        let more: Vec<&String> =
+            topics_now.iter().filter(|topic| !given.contains(topic) && !given.iter().any(|own| own == "*")).collect();
+        if !more.is_empty() || order_now != order.as_str() || on_dead_now != on_dead.as_str() {
+            let topics = topics_now.join(", ");
+            tracing::warn!(
+                %route, %topics, order = %order_now, on_dead = %on_dead_now,
+                "the route has other settings than this relay's configuration, and they are what counts: a relay that starts \
+                 only adds topics and makes order and on_dead stricter. `postroom routes set` changes them"
+            );
+        }
+        Ok(())
+    }
+
+    /// Runs postroom.mend() if `condition` holds. What it changes makes everything worthless that was learnt before.
+    async fn mend_if(&self, generation: u64, condition: &'static str) -> Result<(), StoreError> {
+        let now = self.now();
+        if let Some((not_before, _)) = *self.mending.lock().unwrap_or_else(PoisonError::into_inner)
+            && now < not_before
+        {
+            let source = "a transaction that has written is still open; it is tried again when it has ended".into();
+            return Err(StoreError::Busy { what: "put the positions right after the database was changed", source });
+        }
+        let mended = self.mend_now(generation, condition).await;
+        let mut mending = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
+        *mending = match (&mended, *mending) {
+            // Each try makes new writers wait behind it.
+            (Err(StoreError::Busy { .. }), before) => {
+                let wait = before.map_or(MEND_AGAIN, |(_, wait)| (wait * 2).min(MEND_AGAIN_MAX));
+                Some((self.now() + wait, wait))
+            }
+            _ => None,
+        };
+        mended
+    }
+
+    async fn mend_now(&self, generation: u64, condition: &'static str) -> Result<(), StoreError> {
+        // It may rewrite a large outbox: on a link of its own, without our usual deadlines.
+        let link = Link::new(self.connector.clone(), self.server.clone(), "").call_timeout(Duration::MAX);
+        let mended = link
+            .call(generation, "put the positions right after the database was changed", async |session| {
+                let tx = session.client.transaction().await?;
+                let needed = tx.query_one(&format!("select {condition}"), &[]).await?.try_get::<_, Option<bool>>(0)?;
+                if needed == Some(false) {
+                    return Ok("nothing".to_owned());
+                }
+                tx.batch_execute("set local statement_timeout = 0; set local lock_timeout = 0").await?;
+                let mended = tx.query_one("select postroom.mend()", &[]).await?.try_get::<_, String>(0)?;
+                tx.commit().await?;
+                Ok(mended)
+            })
+            .await?;
+        let what = match mended.as_str() {
+            "rebased" => "the database or its outbox was restored or replaced: positions were re-based",
+            "sequence" => {
+                "the sequence of the outbox had gone back: it was set forward, and what hid below got new places"
+            }
+            _ => return Ok(()),
+        };
+        tracing::warn!(route = %self.options.route, "{what}; nothing was passed over, some messages may be sent again");
+        self.server.forget();
+        Ok(())
+    }
+
+    /// Looks whether the tables are still those that we know, and puts right what is not; learns what the route is now and
+    /// which other relays are silent. Before anything is renewed or taken.
+    pub(super) async fn look_around(&self) -> Result<Seen, StoreError> {
+        let generation = self.server.generation();
+        let astray = self.astray.load(Ordering::Relaxed);
+        let (route, owner) = (&self.options.route, &self.options.owner);
+        let (row, backend) = self
+            .leases
+            .call(generation, "look at the route", async |session| {
+                let statement = session.prepared(include_str!("../sql/watch.sql")).await?;
+                Ok((session.client.query_opt(&statement, &[route, owner]).await?, session.backend))
+            })
+            .await?;
+        let seen = row.as_ref().map(Seen::of).transpose()?;
+        if seen.as_ref().is_some_and(|seen| seen.backend != backend) {
+            return Err(behind_a_pooler());
+        }
+        match seen {
+            Some(mut seen) if seen.at_home && !seen.sequence_behind && !astray => {
+                if !seen.registered {
+                    tracing::warn!(%route, "the route or its lanes were deleted from the database; it is registered again");
+                    self.register_route(generation).await?;
+                }
+                let news = self.watch.lock().unwrap_or_else(PoisonError::into_inner).look(&seen);
+                if news.another_incarnation {
+                    // Another relay has put the positions right.
+                    self.server.forget();
+                }
+                if news.clock_went_back {
+                    self.reset_waits(self.server.generation()).await?;
+                }
+                seen.silent = news.silent;
+                Ok(seen)
+            }
+            _ => {
+                // The settings may be missing while a restore is under way; mend() says so.
+                self.mend_if(generation, "true").await?;
+                self.astray.store(false, Ordering::Relaxed);
+                Err(StoreError::Busy { what: "renew the lease", source: "positions had to be put right first".into() })
+            }
+        }
+    }
+
+    async fn reset_waits(&self, generation: u64) -> Result<(), StoreError> {
+        let waits = self
+            .leases
+            .call(generation, "shorten waits after the clock went back", async |session| {
+                session.client.execute(include_str!("../sql/reset_waits.sql"), &[&self.options.route]).await
+            })
+            .await?;
+        if waits > 0 {
+            tracing::warn!(route = %self.options.route, waits, "the database's clock went back; waits were shortened by as much");
+        }
+        Ok(())
+    }
+}

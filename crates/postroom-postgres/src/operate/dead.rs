@@ -1,0 +1,247 @@
+//! What operators do about dead letters. Every deed and the audit row about it are one transaction.
+
+use std::collections::HashSet;
+
+use postroom::{BoxError, DeadFilter, DeadLetter, Deed, Side, StoreError, headers_from_json};
+use tokio_postgres::{Client, GenericClient, Row, Transaction};
+
+use crate::connect::Connector;
+use crate::link::store_error;
+use crate::text::{shown, shown_opt};
+
+/// Dead letters by filter, oldest first, at most `limit`.
+pub async fn dead_letters(
+    connector: &Connector,
+    side: Side,
+    filter: &DeadFilter,
+    limit: i64,
+) -> Result<Vec<DeadLetter>, StoreError> {
+    let client = connector.connect().await?;
+    chosen(&client, side, filter, limit).await
+}
+
+/// The payload of one dead letter.
+pub async fn dead_payload(
+    connector: &Connector,
+    side: Side,
+    route: &str,
+    seq: i64,
+) -> Result<Option<Vec<u8>>, StoreError> {
+    let client = connector.connect().await?;
+    let sql = match side {
+        Side::Out => "select payload from postroom.dead_letters where route = $1 and seq = $2",
+        Side::In => "select payload from postroom.dead_consume where consumer = $1 and seq = $2",
+    };
+    let row = client.query_opt(sql, &[&route, &seq]).await.map_err(|error| store_error("read a dead letter", error))?;
+    Ok(row.map(|row| row.get(0)))
+}
+
+/// Gives dead letters back to their relay or consumer, with their ids and all their attempts before them. Returns what was
+/// moved. A thousand at a time, each step with an audit row: relays wait while a step holds their lanes. An error leaves the
+/// steps before it done, and says so.
+pub async fn retry_dead(
+    connector: &Connector,
+    side: Side,
+    filter: &DeadFilter,
+    limit: i64,
+    deed: &Deed,
+) -> Result<Vec<DeadLetter>, StoreError> {
+    let mut moved = Vec::new();
+    loop {
+        let step = (limit - moved.len() as i64).min(RETRY_STEP);
+        if step <= 0 {
+            return Ok(moved);
+        }
+        let acted = match side {
+            Side::Out => act(connector, filter, step, deed, "dead.retry").await,
+            Side::In => act_in(connector, filter, step, deed, "inbox.retry").await,
+        };
+        match acted {
+            Ok(letters) => {
+                let done = (letters.len() as i64) < step;
+                moved.extend(letters);
+                if done {
+                    return Ok(moved);
+                }
+            }
+            Err(error) if moved.is_empty() => return Err(error),
+            Err(error) => {
+                let source = format!("{} are given back already, see postroom.audit: {error}", moved.len()).into();
+                return Err(StoreError::Refused { what: "give the rest of the dead letters back", source });
+            }
+        }
+    }
+}
+
+/// Deletes dead letters for good; the audit row keeps their ids. Returns what was deleted: a letter that died a moment ago,
+/// and that its lane's position has not passed, stays, because a crash would bring it back and send it.
+pub async fn discard_dead(
+    connector: &Connector,
+    side: Side,
+    filter: &DeadFilter,
+    limit: i64,
+    deed: &Deed,
+) -> Result<Vec<DeadLetter>, StoreError> {
+    match side {
+        Side::Out => act(connector, filter, limit, deed, "dead.discard").await,
+        Side::In => act_in(connector, filter, limit, deed, "inbox.discard").await,
+    }
+}
+
+/// Most dead letters that are given back in one transaction.
+const RETRY_STEP: i64 = 1000;
+
+/// Two operators at once would otherwise both see the same letters and both report them.
+const ONE_OPERATOR: &str = "lock table postroom.audit in share row exclusive mode";
+const FAILED: &str = "act on dead letters; nothing was changed";
+
+async fn act_in(
+    connector: &Connector,
+    filter: &DeadFilter,
+    limit: i64,
+    deed: &Deed,
+    action: &str,
+) -> Result<Vec<DeadLetter>, StoreError> {
+    let failed = |error| store_error(FAILED, error);
+    let mut client: Client = connector.connect().await?;
+    let tx = client.transaction().await.map_err(failed)?;
+    tx.batch_execute(ONE_OPERATOR).await.map_err(failed)?;
+    let letters = chosen(&tx, Side::In, filter, limit).await?;
+    if letters.is_empty() {
+        return Ok(letters);
+    }
+    let consumers: Vec<&str> = letters.iter().map(|letter| letter.route.as_str()).collect();
+    let seqs: Vec<i64> = letters.iter().map(|letter| letter.seq).collect();
+    let sql = if action == "inbox.retry" {
+        include_str!("sql/dead_in_retry.sql")
+    } else {
+        include_str!("sql/dead_in_discard.sql")
+    };
+    tx.execute(sql, &[&consumers, &seqs]).await.map_err(failed)?;
+    noted(&tx, deed, action, filter, &letters).await.map_err(failed)?;
+    tx.commit().await.map_err(failed)?;
+    Ok(letters)
+}
+
+async fn act(
+    connector: &Connector,
+    filter: &DeadFilter,
+    limit: i64,
+    deed: &Deed,
+    action: &str,
+) -> Result<Vec<DeadLetter>, StoreError> {
+    let failed = |error| store_error(FAILED, error);
+    let mut client: Client = connector.connect().await?;
+    let tx = client.transaction().await.map_err(failed)?;
+    tx.batch_execute(ONE_OPERATOR).await.map_err(failed)?;
+    let mut letters = chosen(&tx, Side::Out, filter, limit).await?;
+    let routes: Vec<&str> = letters.iter().map(|letter| letter.route.as_str()).collect();
+    let seqs: Vec<i64> = letters.iter().map(|letter| letter.seq).collect();
+    let lanes: Vec<i16> = letters.iter().map(|letter| letter.lane).collect();
+    // What a relay records about the same keys comes wholly before this or wholly after it.
+    if !cfg!(seeded_bug = "operator_beside_the_relay") {
+        tx.execute(include_str!("sql/lock_lanes_of_deed.sql"), &[&routes, &lanes]).await.map_err(failed)?;
+    }
+    if action == "dead.retry" {
+        tx.execute(include_str!("sql/dead_retry.sql"), &[&routes, &seqs]).await.map_err(failed)?;
+        let mut distinct: Vec<&str> = routes.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        for route in distinct {
+            let of_route = letters.iter().filter(|letter| letter.route == route);
+            let keys: Vec<&str> = of_route.filter_map(|letter| letter.key.as_deref()).collect();
+            tx.execute(include_str!("../log/sql/promote.sql"), &[&route, &keys]).await.map_err(failed)?;
+        }
+    } else {
+        let gone = tx.query(include_str!("sql/dead_discard.sql"), &[&routes, &seqs]).await.map_err(failed)?;
+        let gone: HashSet<(String, i64)> = gone.iter().map(|row| (row.get(0), row.get(1))).collect();
+        letters.retain(|letter| gone.contains(&(letter.route.clone(), letter.seq)));
+    }
+    if letters.is_empty() {
+        return Ok(letters);
+    }
+    noted(&tx, deed, action, filter, &letters).await.map_err(failed)?;
+    tx.commit().await.map_err(failed)?;
+    Ok(letters)
+}
+
+async fn noted(
+    tx: &Transaction<'_>,
+    deed: &Deed,
+    action: &str,
+    filter: &DeadFilter,
+    letters: &[DeadLetter],
+) -> Result<(), tokio_postgres::Error> {
+    let ids: Vec<&str> = letters.iter().map(|letter| letter.id.as_str()).collect();
+    audit(tx, deed, action, &serde_json::to_string(filter).unwrap_or_default(), &ids).await
+}
+
+/// Writes what an operator does, in the transaction that does it.
+pub(crate) async fn audit(
+    tx: &Transaction<'_>,
+    deed: &Deed,
+    action: &str,
+    conditions: &str,
+    ids: &[&str],
+) -> Result<(), tokio_postgres::Error> {
+    let sql = "insert into postroom.audit (actor, action, reason, filter, message_ids)
+               values ($1, $2, $3, $4::text::jsonb, $5::text[]::uuid[])";
+    tx.execute(sql, &[&deed.actor, &action, &deed.reason, &conditions, &ids]).await.map(drop)
+}
+
+async fn chosen(
+    client: &impl GenericClient,
+    side: Side,
+    filter: &DeadFilter,
+    limit: i64,
+) -> Result<Vec<DeadLetter>, StoreError> {
+    let id = filter.id.map(uuid::Uuid::from);
+    let newer = filter.newer_than.map(|age| age.as_secs_f64());
+    let older = filter.older_than.map(|age| age.as_secs_f64());
+    let rows = client
+        .query(
+            match side {
+                Side::Out => include_str!("sql/dead_chosen.sql"),
+                Side::In => include_str!("sql/dead_in_chosen.sql"),
+            },
+            &[
+                &filter.route,
+                &id,
+                &filter.topic,
+                &filter.kind,
+                &filter.tenant_id,
+                &filter.aggregate_id,
+                &filter.error,
+                &newer,
+                &older,
+                &limit,
+            ],
+        )
+        .await
+        .map_err(|error| store_error("read the dead letters", error))?;
+    rows.iter().map(letter).collect()
+}
+
+fn letter(row: &Row) -> Result<DeadLetter, StoreError> {
+    let read = || -> Result<DeadLetter, tokio_postgres::Error> {
+        Ok(DeadLetter {
+            route: shown(row, 0)?,
+            seq: row.try_get(1)?,
+            id: row.try_get::<_, uuid::Uuid>(2)?.to_string(),
+            topic: shown(row, 3)?,
+            kind: shown(row, 4)?,
+            key: shown_opt(row, 5)?,
+            tenant_id: shown_opt(row, 6)?,
+            aggregate_id: shown_opt(row, 7)?,
+            attempts: row.try_get(8)?,
+            cause: shown(row, 9)?,
+            error: shown(row, 10)?,
+            died_seconds_ago: row.try_get(11)?,
+            payload_bytes: row.try_get(12)?,
+            headers: headers_from_json(shown_opt(row, 13)?.as_deref()),
+            history: serde_json::from_str(&shown(row, 14)?).unwrap_or_default(),
+            lane: row.try_get(15)?,
+        })
+    };
+    read().map_err(|error| StoreError::Refused { what: "read a dead letter", source: BoxError::from(error) })
+}

@@ -1,0 +1,92 @@
+//! What operators see of keys that wait, and what they do about them.
+
+use postroom::{Deed, KeyDeed, StoreError, WaitingKey};
+
+use crate::connect::Connector;
+use crate::link::store_error;
+use crate::operate::dead::audit;
+use crate::text::{shown, shown_opt};
+
+/// Keys that wait, longest first, at most `limit`.
+pub async fn waiting_keys(
+    connector: &Connector,
+    route: Option<&str>,
+    limit: i64,
+) -> Result<Vec<WaitingKey>, StoreError> {
+    let failed = |error| store_error("read the waiting keys", error);
+    let client = connector.connect().await?;
+    let rows = client.query(include_str!("sql/keys.sql"), &[&route, &limit]).await.map_err(failed)?;
+    let keys: Result<Vec<WaitingKey>, tokio_postgres::Error> = rows
+        .iter()
+        .map(|row| {
+            Ok(WaitingKey {
+                route: shown(row, 0)?,
+                key: shown(row, 1)?,
+                waits_for: row.try_get(2)?,
+                head: row.try_get(3)?,
+                messages: row.try_get(4)?,
+                attempts: row.try_get(5)?,
+                since_seconds: row.try_get(6)?,
+                retry_in_seconds: row.try_get(7)?,
+                reason: shown_opt(row, 8)?,
+            })
+        })
+        .collect();
+    keys.map_err(failed)
+}
+
+/// Parks, unparks or skips a key of a route, with an audit row in the same transaction. False: there was nothing to do.
+///
+/// What a relay has claimed of a parked key already, at most its window, still goes out, in order.
+pub async fn act_on_key(
+    connector: &Connector,
+    route: &str,
+    key: &str,
+    what: KeyDeed,
+    deed: &Deed,
+) -> Result<bool, StoreError> {
+    let failed = |error| store_error("act on a key; nothing was changed", error);
+    let mut client = connector.connect().await?;
+    let tx = client.transaction().await.map_err(failed)?;
+    // The same order of locks as every other deed.
+    tx.batch_execute("lock table postroom.audit in row exclusive mode").await.map_err(failed)?;
+    let lane = tx
+        .query_opt(
+            "select (abs(hashtextextended($2, 0) % s.lanes))::smallint from postroom.settings s
+              where exists (select from postroom.routes where name = $1)",
+            &[&route, &key],
+        )
+        .await
+        .map_err(failed)?;
+    let Some(lane) = lane.map(|row| row.get::<_, i16>(0)) else {
+        return Err(StoreError::Refused {
+            what: "act on a key",
+            source: format!("there is no route {route:?}; `postroom status` lists them").into(),
+        });
+    };
+    // What a relay records about the key comes wholly before this or wholly after it.
+    tx.execute(include_str!("sql/lock_lanes_of_deed.sql"), &[&vec![route], &vec![lane]]).await.map_err(failed)?;
+    let changed = match what {
+        KeyDeed::Park => {
+            let sql = "insert into postroom.blocked_keys (route, ordering_key, seq, lane, reason)
+                       values ($1, $2, 0, $3, $4) on conflict do nothing";
+            tx.execute(sql, &[&route, &key, &lane, &deed.reason]).await
+        }
+        KeyDeed::Unpark => {
+            let sql = "delete from postroom.blocked_keys where route = $1 and ordering_key = $2 and seq = 0";
+            tx.execute(sql, &[&route, &key]).await
+        }
+        KeyDeed::Skip => {
+            let sql = "delete from postroom.blocked_keys where route = $1 and ordering_key = $2 and seq > 0";
+            tx.execute(sql, &[&route, &key]).await
+        }
+    };
+    if changed.map_err(failed)? == 0 {
+        return Ok(false);
+    }
+    tx.execute(include_str!("../log/sql/promote.sql"), &[&route, &vec![key]]).await.map_err(failed)?;
+    let conditions = serde_json::json!({ "route": route, "key": key }).to_string();
+    audit(&tx, deed, what.as_str(), &conditions, &[]).await.map_err(failed)?;
+    tx.commit().await.map_err(failed)?;
+    Ok(true)
+}

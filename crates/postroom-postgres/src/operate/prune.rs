@@ -1,0 +1,39 @@
+//! Pruning the inbox.
+
+use std::time::Duration;
+
+use postroom::{Deed, StoreError};
+
+use crate::connect::Connector;
+use crate::link::store_error;
+use crate::operate::dead::audit;
+
+/// Forgets messages that were processed so long ago, in steps of 10,000, each in its own transaction; `progress` hears how many
+/// are gone. Refused below the redelivery horizon of `postroom.settings`.
+pub async fn prune_inbox(
+    connector: &Connector,
+    older_than: Duration,
+    deed: &Deed,
+    mut progress: impl FnMut(u64),
+) -> Result<u64, StoreError> {
+    const STEP: i32 = 10_000;
+    let failed = |error| store_error("prune the inbox", error);
+    let mut client = connector.connect().await?;
+    let mut pruned = 0;
+    loop {
+        let tx = client.transaction().await.map_err(failed)?;
+        let sql = "select postroom.inbox_prune($1::float8 * interval '1 second', $2)";
+        let step: i64 =
+            tx.query_one(sql, &[&older_than.as_secs_f64(), &STEP]).await.map_err(failed)?.try_get(0).map_err(failed)?;
+        if pruned == 0 && step > 0 {
+            let conditions = format!("{{\"older_than_seconds\":{}}}", older_than.as_secs());
+            audit(&tx, deed, "inbox.prune", &conditions, &[]).await.map_err(failed)?;
+        }
+        tx.commit().await.map_err(failed)?;
+        pruned += step.max(0) as u64;
+        progress(pruned);
+        if step < i64::from(STEP) {
+            return Ok(pruned);
+        }
+    }
+}

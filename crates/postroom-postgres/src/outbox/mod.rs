@@ -1,0 +1,9 @@
+//! The writer's end: messages enter the outbox in the caller's transaction.
+
+pub(crate) mod columns;
+#[cfg(feature = "tokio-postgres")]
+mod guard;
+#[cfg(feature = "sqlx")]
+mod sqlx;
+#[cfg(feature = "tokio-postgres")]
+mod tokio_postgres;

@@ -1,0 +1,492 @@
+//! The consumer's side, through rusqlite. Writers take turns in SQLite, so a worker that has begun is alone with the file.
+
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use postroom::{
+    Admitted, Aggregate, BoxError, Consumer, ConsumerStore, Keep, Message, MessageId, Session, Settle, StoreError,
+    Transactions, Waiting,
+};
+use rusqlite::{Connection, OptionalExtension, params};
+
+use crate::Sqlite;
+use crate::connect::NOW;
+use crate::connect::{connect, store_error};
+use crate::inbox::filling::{is_about_values, keep_dead};
+use crate::log::record::noted;
+use crate::log::row::message_of;
+use crate::outbox::columns::{ADMIT_SQL, encoded};
+
+/// How long a worker waits for the file, and how often it asks.
+const BEGIN_WAIT: Duration = Duration::from_secs(10);
+const BEGIN_PAUSE: Duration = Duration::from_millis(5);
+
+pub(crate) const MESSAGE: &str = "topic, type, payload, key, routing_key, content_type, headers, tenant_id, aggregate_type, \
+                       aggregate_id, aggregate_version, occurred_ms";
+
+/// An open immediate transaction on a worker's own connection; rolled back when it is dropped. Statements run on the
+/// connection that it dereferences to. They block the thread for as long as SQLite works.
+#[derive(Debug)]
+pub struct SqliteTransaction<'c> {
+    connection: &'c mut Connection,
+    open: bool,
+}
+
+impl Deref for SqliteTransaction<'_> {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        self.connection
+    }
+}
+
+impl Drop for SqliteTransaction<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            // A rollback that fails leaves a connection in a transaction; the session replaces it.
+            let _ = self.connection.execute_batch("rollback");
+        }
+    }
+}
+
+impl Transactions for Sqlite {
+    type Tx<'c> = SqliteTransaction<'c>;
+}
+
+/// A worker's connection to a file.
+#[derive(Debug)]
+pub struct SqliteSession {
+    path: PathBuf,
+    connection: Option<Connection>,
+}
+
+impl SqliteSession {
+    /// Opens the file with the first transaction.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), connection: None }
+    }
+}
+
+#[async_trait]
+impl Session<Sqlite> for SqliteSession {
+    async fn begin(&mut self) -> Result<SqliteTransaction<'_>, StoreError> {
+        const WHAT: &str = "begin the consumer's transaction";
+        let connection = match self.connection.take().filter(Connection::is_autocommit) {
+            Some(connection) => connection,
+            None => {
+                let connection = connect(&self.path)?;
+                // Waiting for other writers is done here without blocking the thread.
+                connection.busy_timeout(Duration::ZERO).map_err(|error| store_error(WHAT, error))?;
+                connection
+            }
+        };
+        let connection = self.connection.insert(connection);
+        let mut waited = Duration::ZERO;
+        loop {
+            match connection.execute_batch("begin immediate") {
+                Ok(()) => return Ok(SqliteTransaction { connection, open: true }),
+                Err(error) => {
+                    let error = store_error(WHAT, error);
+                    if !matches!(error, StoreError::Busy { .. }) || waited >= BEGIN_WAIT {
+                        return Err(error);
+                    }
+                    tokio::time::sleep(BEGIN_PAUSE).await;
+                    waited += BEGIN_PAUSE;
+                }
+            }
+        }
+    }
+}
+
+fn admit(tx: &Connection, consumer: &Consumer, id: MessageId, key: Option<&str>) -> Result<Admitted, rusqlite::Error> {
+    let new = tx.prepare_cached(ADMIT_SQL)?.execute(params![consumer.as_str(), id.to_string()])? == 1;
+    if !new {
+        return Ok(Admitted::Duplicate);
+    }
+    let Some(key) = key else { return Ok(Admitted::New) };
+    let behind = tx
+        .prepare_cached(
+            "select exists (select 1 from postroom_inbox_messages
+                             where consumer = ?1 and ordering_key = ?2 and state <> 'early')",
+        )?
+        .query_row(params![consumer.as_str(), key], |row| row.get(0))?;
+    Ok(if behind { Admitted::Behind } else { Admitted::New })
+}
+
+fn keep(tx: &Connection, consumer: &Consumer, message: &Message, keep: Keep<'_>) -> Result<i64, BoxError> {
+    let (state, owner, due) = match keep {
+        Keep::Ready => ("ready", None, Duration::ZERO),
+        Keep::Claimed { owner, lease } => ("claimed", Some(owner), lease),
+        Keep::Early { window } => ("early", None, window),
+    };
+    let (headers, occurred, _) = encoded(message)?;
+    let sql = format!(
+        "insert into postroom_inbox_messages (consumer, id, state, due_ms, claimed_by, claims, ordering_key, {MESSAGE})
+         values (?1, ?2, ?3, {NOW} + ?4, ?5, ?3 = 'claimed', ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)
+             on conflict (consumer, id) do nothing"
+    );
+    tx.prepare_cached(&sql)?.execute(params![
+        consumer.as_str(),
+        message.id.to_string(),
+        state,
+        due.as_millis() as i64,
+        owner,
+        message.ordering_key(),
+        message.topic,
+        message.kind,
+        message.payload.as_ref(),
+        message.key,
+        message.routing_key,
+        message.content_type,
+        headers,
+        message.tenant_id,
+        message.aggregate_type,
+        message.aggregate_id,
+        message.aggregate_version,
+        occurred,
+    ])?;
+    Ok(0)
+}
+
+/// What waits would wait for so much longer, and claims of the dead with it.
+fn shorten_waits_if_the_clock_went_back(tx: &Connection, consumer: &Consumer) -> Result<(), rusqlite::Error> {
+    let sql = format!("select at_ms - {NOW} from postroom_inbox_clocks where consumer = ?1");
+    let ahead: Option<i64> = tx.prepare_cached(&sql)?.query_row([consumer.as_str()], |row| row.get(0)).optional()?;
+    if let Some(ahead) = ahead.filter(|ahead| *ahead > 2000) {
+        let sql =
+            format!("update postroom_inbox_messages set due_ms = due_ms - ?2 where consumer = ?1 and due_ms > {NOW}");
+        tx.execute(&sql, params![consumer.as_str(), ahead])?;
+    }
+    if ahead.is_none_or(|ahead| !(-1000..=2000).contains(&ahead)) {
+        let sql = format!(
+            "insert into postroom_inbox_clocks values (?1, {NOW}) on conflict (consumer) do update set at_ms = excluded.at_ms"
+        );
+        tx.execute(&sql, [consumer.as_str()])?;
+    }
+    Ok(())
+}
+
+fn take(
+    tx: &Connection,
+    consumer: &Consumer,
+    owner: &str,
+    max: usize,
+    lease: Duration,
+    claims_max: u32,
+) -> Result<Vec<Waiting>, rusqlite::Error> {
+    shorten_waits_if_the_clock_went_back(tx, consumer)?;
+    let lapsed: Vec<(String, u32)> = tx
+        .prepare_cached(&format!(
+            "select id, claims from postroom_inbox_messages
+              where consumer = ?1 and state = 'claimed' and due_ms <= {NOW} and claims >= ?2 limit 100"
+        ))?
+        .query_map(params![consumer.as_str(), claims_max], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<Result<_, _>>()?;
+    for (id, claims) in lapsed {
+        let error = format!("{claims} claims in a row ended without a word: whoever had it died or hung");
+        bury(tx, consumer, &id, None, "poison", &error)?;
+    }
+    let sql = format!(
+        "select m.*, (m.window_over or m.state = 'early') as was_early from postroom_inbox_messages m
+          where m.consumer = ?1 and m.due_ms <= {NOW}
+            and (m.state <> 'early' or not exists (
+                 select 1 from postroom_inbox_messages e
+                  where e.consumer = m.consumer and e.aggregate_type = m.aggregate_type and e.aggregate_id = m.aggregate_id
+                    and e.aggregate_version < m.aggregate_version and e.state = 'early' and e.due_ms <= {NOW}))
+            and (m.state in ('early', 'claimed') or m.ordering_key is null or not exists (
+                 select 1 from postroom_inbox_messages e
+                  where e.consumer = m.consumer and e.ordering_key = m.ordering_key and e.state <> 'early'
+                    and (e.seq < m.seq or e.state = 'claimed') and e.seq <> m.seq))
+          order by m.due_ms, m.seq limit ?2"
+    );
+    let mut taken: Vec<Waiting> = tx
+        .prepare_cached(&sql)?
+        .query_map(params![consumer.as_str(), max as i64], |row| {
+            Ok(Waiting {
+                claim: row.get::<_, i64>("claim")? + 1,
+                claims: row.get::<_, u32>("claims")? + 1,
+                attempts: row.get("attempts")?,
+                window_over: row.get("was_early")?,
+                message: message_of(row)?.0,
+            })
+        })?
+        .collect::<Result<_, _>>()?;
+    // An early message whose window ended together with one of its key waits for the next take.
+    let mut keys = std::collections::HashSet::new();
+    taken.retain(|waiting| waiting.message.ordering_key().is_none_or(|key| keys.insert(key.to_owned())));
+    for waiting in &taken {
+        tx.prepare_cached(&format!(
+            "update postroom_inbox_messages
+                set state = 'claimed', claim = ?3, claims = ?4, claimed_by = ?5, due_ms = {NOW} + ?6, window_over = ?7
+              where consumer = ?1 and id = ?2"
+        ))?
+        .execute(params![
+            consumer.as_str(),
+            waiting.message.id.to_string(),
+            waiting.claim,
+            waiting.claims,
+            owner,
+            lease.as_millis() as i64,
+            waiting.window_over,
+        ])?;
+    }
+    Ok(taken)
+}
+
+fn bury(
+    tx: &Connection,
+    consumer: &Consumer,
+    id: &str,
+    attempts: Option<u32>,
+    cause: &str,
+    error: &str,
+) -> Result<(), rusqlite::Error> {
+    let sql = format!(
+        "insert into postroom_dead_consume (consumer, id, seq, attempts, cause, error, history, ordering_key, {MESSAGE})
+         select consumer, id, seq, coalesce(?3, attempts), ?4, ?5, {}, ordering_key, {MESSAGE}
+           from postroom_inbox_messages where consumer = ?1 and id = ?2
+             on conflict do nothing",
+        noted("coalesce(?3, attempts)", "?5")
+    );
+    tx.execute(&sql, params![consumer.as_str(), id, attempts, cause, error])?;
+    tx.execute("delete from postroom_inbox_messages where consumer = ?1 and id = ?2", params![consumer.as_str(), id])?;
+    Ok(())
+}
+
+fn settle(
+    tx: &Connection,
+    consumer: &Consumer,
+    id: MessageId,
+    claim: i64,
+    settle: &Settle,
+) -> Result<bool, rusqlite::Error> {
+    const MINE: &str = "where consumer = ?1 and id = ?2 and claim = ?3 and state = 'claimed'";
+    let (name, id) = (consumer.as_str(), id.to_string());
+    let changed = match settle {
+        Settle::Done => {
+            tx.execute(&format!("delete from postroom_inbox_messages {MINE}"), params![name, id, claim])?
+        }
+        Settle::GivenBack => tx.execute(
+            &format!(
+                "update postroom_inbox_messages
+                    set state = case window_over when 1 then 'early' else 'ready' end, claims = claims - 1, due_ms = {NOW} {MINE}"
+            ),
+            params![name, id, claim],
+        )?,
+        Settle::Retry { after, attempts, error } => tx.execute(
+            &format!(
+                "update postroom_inbox_messages
+                    set state = 'ready', claims = 0, attempts = ?4, last_error = ?5, due_ms = {NOW} + ?6, history = {} {MINE}",
+                noted("?4", "?5")
+            ),
+            params![name, id, claim, attempts, error, after.as_millis() as i64],
+        )?,
+        Settle::Early { window } => tx.execute(
+            &format!("update postroom_inbox_messages set state = 'early', window_over = 0, claims = 0, due_ms = {NOW} + ?4 {MINE}"),
+            params![name, id, claim, window.as_millis() as i64],
+        )?,
+        Settle::Dead { attempts, cause, error } => {
+            let held: bool = tx.query_row(
+                &format!("select exists (select 1 from postroom_inbox_messages {MINE})"),
+                params![name, id, claim],
+                |row| row.get(0),
+            )?;
+            if held {
+                bury(tx, consumer, &id, Some(*attempts), cause.as_str(), error)?;
+            }
+            usize::from(held)
+        }
+    };
+    Ok(changed == 1)
+}
+
+/// A handler can end the transaction; without one every statement would commit by itself.
+pub(crate) fn open<'a>(tx: &'a SqliteTransaction<'_>) -> Result<&'a Connection, StoreError> {
+    if tx.connection.is_autocommit() {
+        let source = "its transaction was ended by a statement in it".into();
+        return Err(StoreError::Refused { what: "go on in the consumer's transaction", source });
+    }
+    Ok(tx)
+}
+
+fn refused<T>(what: &'static str, kept: Result<T, BoxError>) -> Result<T, StoreError> {
+    kept.map_err(|error| match error.downcast::<rusqlite::Error>() {
+        Ok(error) => store_error(what, *error),
+        Err(source) => StoreError::Refused { what, source },
+    })
+}
+
+#[async_trait]
+impl ConsumerStore for Sqlite {
+    fn is_open(tx: &SqliteTransaction<'_>) -> bool {
+        !tx.connection.is_autocommit()
+    }
+
+    async fn commit(mut tx: SqliteTransaction<'_>) -> Result<(), StoreError> {
+        if let Err(error) = open(&tx) {
+            tx.open = false;
+            return Err(error);
+        }
+        tx.connection.execute_batch("commit").map_err(|error| store_error("commit the effect", error))?;
+        tx.open = false;
+        Ok(())
+    }
+
+    async fn admit(
+        tx: &mut SqliteTransaction<'_>,
+        consumer: &Consumer,
+        arrivals: &[(MessageId, Option<String>)],
+    ) -> Result<Vec<Admitted>, StoreError> {
+        let tx = open(tx)?;
+        let admitted = arrivals.iter().map(|(id, key)| admit(tx, consumer, *id, key.as_deref()));
+        admitted.collect::<Result<_, _>>().map_err(|error| store_error("claim messages in the inbox", error))
+    }
+
+    async fn keep(
+        tx: &mut SqliteTransaction<'_>,
+        consumer: &Consumer,
+        messages: &[Message],
+        how: Keep<'_>,
+    ) -> Result<i64, StoreError> {
+        const WHAT: &str = "keep received messages";
+        let tx = open(tx)?;
+        let mut claim = 0;
+        for message in messages {
+            claim = refused(WHAT, keep(tx, consumer, message, how))?;
+        }
+        Ok(claim)
+    }
+
+    async fn keep_dead(
+        tx: &mut SqliteTransaction<'_>,
+        consumer: &Consumer,
+        message: &Message,
+        error: &str,
+    ) -> Result<(), StoreError> {
+        refused("keep a received message as a dead one", keep_dead(open(tx)?, consumer, message, error))
+    }
+
+    async fn take(
+        tx: &mut SqliteTransaction<'_>,
+        consumer: &Consumer,
+        owner: &str,
+        max: usize,
+        lease: Duration,
+        claims_max: u32,
+    ) -> Result<Vec<Waiting>, StoreError> {
+        let tx = open(tx)?;
+        take(tx, consumer, owner, max, lease, claims_max).map_err(|error| store_error("take waiting messages", error))
+    }
+
+    async fn renew(
+        tx: &mut SqliteTransaction<'_>,
+        consumer: &Consumer,
+        claims: &[(MessageId, i64)],
+        lease: Duration,
+    ) -> Result<(), StoreError> {
+        let tx = open(tx)?;
+        let sql = format!(
+            "update postroom_inbox_messages set due_ms = {NOW} + ?4
+              where consumer = ?1 and id = ?2 and claim = ?3 and state = 'claimed'"
+        );
+        for (id, claim) in claims {
+            tx.prepare_cached(&sql)
+                .and_then(|mut statement| {
+                    statement.execute(params![consumer.as_str(), id.to_string(), claim, lease.as_millis() as i64])
+                })
+                .map_err(|error| store_error("renew the claims of waiting messages", error))?;
+        }
+        Ok(())
+    }
+
+    async fn settle(
+        tx: &mut SqliteTransaction<'_>,
+        consumer: &Consumer,
+        id: MessageId,
+        claim: i64,
+        how: &Settle,
+    ) -> Result<bool, StoreError> {
+        let tx = open(tx)?;
+        settle(tx, consumer, id, claim, how).map_err(|error| store_error("settle a waiting message", error))
+    }
+
+    async fn version(
+        tx: &mut SqliteTransaction<'_>,
+        consumer: &Consumer,
+        aggregate: &Aggregate,
+    ) -> Result<Option<i64>, StoreError> {
+        let tx = open(tx)?;
+        tx.prepare_cached(
+            "select version from postroom_inbox_versions where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3",
+        )
+        .and_then(|mut statement| {
+            statement
+                .query_row(params![consumer.as_str(), aggregate.kind, aggregate.id], |row| row.get(0))
+                .optional()
+        })
+        .map_err(|error| store_error("read the version of an aggregate", error))
+    }
+
+    async fn set_version(
+        tx: &mut SqliteTransaction<'_>,
+        consumer: &Consumer,
+        aggregate: &Aggregate,
+        version: i64,
+    ) -> Result<(), StoreError> {
+        let tx = open(tx)?;
+        let next = format!(
+            "update postroom_inbox_messages set state = 'ready', due_ms = {NOW}
+              where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3 and aggregate_version - 1 = ?4 and state = 'early'"
+        );
+        let parameters = params![consumer.as_str(), aggregate.kind, aggregate.id, version];
+        tx.execute(
+            "insert into postroom_inbox_versions values (?1, ?2, ?3, ?4)
+                 on conflict do update set version = excluded.version",
+            parameters,
+        )
+        .and_then(|_| tx.execute(&next, params![consumer.as_str(), aggregate.kind, aggregate.id, version]))
+        .map(drop)
+        .map_err(|error| store_error("note the version of an aggregate", error))
+    }
+
+    async fn waiting_versions(
+        tx: &mut SqliteTransaction<'_>,
+        consumer: &Consumer,
+        aggregate: &Aggregate,
+        above: i64,
+        below: i64,
+    ) -> Result<Vec<(i64, bool)>, StoreError> {
+        let tx = open(tx)?;
+        tx.prepare_cached(
+            "select aggregate_version, state = 'early' from postroom_inbox_messages
+              where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3
+                and aggregate_version > ?4 and aggregate_version < ?5
+              order by aggregate_version",
+        )
+        .and_then(|mut statement| {
+            statement
+                .query_map(params![consumer.as_str(), aggregate.kind, aggregate.id, above, below], |row| {
+                    Ok((row.get(0)?, row.get(1)?))
+                })?
+                .collect()
+        })
+        .map_err(|error| store_error("read the versions that wait", error))
+    }
+
+    fn refuses_the_message(error: &StoreError) -> bool {
+        is_about_values(error)
+    }
+
+    fn sort(error: BoxError) -> Result<StoreError, BoxError> {
+        match error.downcast::<rusqlite::Error>() {
+            Ok(error) => match store_error("handle a message", *error) {
+                again @ (StoreError::Busy { .. } | StoreError::Unavailable { .. }) => Ok(again),
+                StoreError::Refused { source, .. } => Err(source),
+                schema => Err(schema.into()),
+            },
+            Err(error) => Err(error),
+        }
+    }
+}

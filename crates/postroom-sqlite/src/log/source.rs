@@ -1,0 +1,506 @@
+//! Claims messages of one route from a SQLite file: the log source with one lane, whose position is a seq.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use postroom::lane_book::{Asked, Granted, Move, Reached};
+use postroom::{
+    Claimed, LaneBook, OnDead, Order, Report, RouteSettings, Settled, Settlement, Source, Standing, StoreError,
+    TopicFilter, Want,
+};
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+
+use crate::connect::{NOW, connect, store_error};
+use crate::log::record;
+use crate::log::row::FoundRow;
+use crate::log::watch::{self, FileId, Position};
+use crate::migrate::schema_version;
+use crate::operate::routes;
+
+/// The one lane of a SQLite store.
+pub(crate) const LANE: u16 = 0;
+/// A clock may be slewed by so much between two looks without having gone back.
+const CLOCK_SLACK_MS: i64 = 2000;
+
+/// What a source relays, and as whom.
+#[derive(Debug, Clone)]
+pub struct SqliteSourceOptions {
+    /// The database file.
+    pub path: PathBuf,
+    /// Name of the route; its position is kept under it.
+    pub route: String,
+    /// Which topics it takes.
+    pub topics: TopicFilter,
+    /// Name of this relay, unique among all relays.
+    pub owner: String,
+    /// How long the lane stays with a relay that has fallen silent.
+    pub lease: Duration,
+    /// Order within a key; the relay has to be told the same.
+    pub order: Order,
+    /// What becomes of a key whose message is dead; the relay has to be told the same.
+    pub on_dead: OnDead,
+}
+
+/// Claims messages of one route. All work happens on blocking threads, on one connection.
+pub struct SqliteSource {
+    inner: Arc<Mutex<Inner>>,
+    lease: Duration,
+}
+
+struct Inner {
+    options: SqliteSourceOptions,
+    connection: Connection,
+    /// Which file the connection has open.
+    file: Option<FileId>,
+    /// What the route is, as it was read last.
+    settings: RouteSettings,
+    book: LaneBook<Position>,
+    opened: Instant,
+    /// The position in the file, as this relay found or wrote it last.
+    stored: i64,
+    /// How another relay's lease stands, and since when it has stood so.
+    other: Option<((String, i64), Instant)>,
+    /// The database's clock at the last renewal.
+    clock: Option<(i64, Instant)>,
+}
+
+impl SqliteSource {
+    /// Registers the route and prepares to claim. Blocks for a moment.
+    pub fn open(options: SqliteSourceOptions) -> Result<Self, StoreError> {
+        let (connection, file, settings) = open(&options)?;
+        let given = given(&options);
+        if settings != given {
+            tracing::warn!(
+                route = options.route, topics = %settings.topics, order = settings.order.map(|order| order.as_str()),
+                on_dead = settings.on_dead.map(|on_dead| on_dead.as_str()),
+                "the route has other settings than this relay's configuration, and they are what counts: a relay that starts \
+                 only adds topics and makes order and on_dead stricter. `postroom routes set` changes them"
+            );
+        }
+        let lease = options.lease;
+        let inner = Inner {
+            options,
+            connection,
+            file,
+            settings,
+            book: LaneBook::default(),
+            opened: Instant::now(),
+            stored: 0,
+            other: None,
+            clock: None,
+        };
+        Ok(Self { inner: Arc::new(Mutex::new(inner)), lease })
+    }
+
+    /// Runs on a blocking thread; it runs to its end even when the caller stops waiting.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce(&mut Inner) -> Result<T, rusqlite::Error> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let inner = self.inner.clone();
+        tokio::task::spawn_blocking(move || {
+            let mut inner = inner.lock().unwrap_or_else(PoisonError::into_inner);
+            work(&mut inner).map_err(|error| store_error(what, error))
+        })
+        .await
+        .map_err(|error| StoreError::Unavailable { what, source: error.into() })?
+    }
+}
+
+#[async_trait]
+impl Source for SqliteSource {
+    async fn renew(&self, _: &Report) -> Result<Standing, StoreError> {
+        self.blocking("look at the database file", |inner| Ok(inner.open_again_if_replaced())).await??;
+        self.blocking("renew the lease", Inner::renew).await
+    }
+
+    async fn claim(&self, want: Want) -> Result<Claimed, StoreError> {
+        self.blocking("claim messages", move |inner| {
+            let mut claimed = inner.claim(want)?;
+            // Rows of other routes are passed without any settling.
+            claimed.unwritten = inner.book.has_unwritten();
+            Ok(claimed)
+        })
+        .await
+    }
+
+    async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError> {
+        let settlements = settlements.to_vec();
+        self.blocking("settle messages", move |inner| inner.settle(&settlements)).await
+    }
+
+    async fn release(&self) -> Result<(), StoreError> {
+        self.blocking("give the lane back", |inner| {
+            inner.settle(&[])?;
+            let sql = "update postroom_lanes set owner = null, expires_ms = null
+                        where route = ?1 and lane = 0 and epoch = ?2 and owner = ?3";
+            inner.connection.execute(sql, params![inner.options.route, inner.epoch(), inner.options.owner])?;
+            inner.book.forget();
+            Ok(())
+        })
+        .await
+    }
+
+    fn lease(&self) -> Duration {
+        self.lease
+    }
+}
+
+impl Inner {
+    /// A file that was replaced is another one, although our connection still sees the old.
+    fn open_again_if_replaced(&mut self) -> Result<(), StoreError> {
+        let now = watch::file_at(&self.options.path);
+        if now.is_some() && now == self.file {
+            return Ok(());
+        }
+        if now.is_none() {
+            let source = format!("{} is gone", self.options.path.display()).into();
+            return Err(StoreError::Unavailable { what: "look at the database file", source });
+        }
+        tracing::warn!(route = self.options.route, "the database file was replaced; it is opened again");
+        self.book.lose_all();
+        (self.connection, self.file, self.settings) = open(&self.options)?;
+        Ok(())
+    }
+
+    fn renew(&mut self) -> Result<Standing, rusqlite::Error> {
+        let tx = Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
+        let silent = silent_one(&tx, &self.options, &mut self.other)?;
+        let sql = format!(
+            "update postroom_lanes
+                set epoch = case when owner = ?2 and epoch = ?3 then epoch else epoch + 1 end,
+                    owner = ?2, expires_ms = {NOW} + ?4
+              where route = ?1 and lane = 0
+                and (owner is null or expires_ms < {NOW} or owner = ?2 or (owner = ?5 and expires_ms = ?6))
+            returning epoch, position_seq, position_id"
+        );
+        let (ours, lease) = (self.epoch(), self.options.lease.as_millis() as i64);
+        let deadline = self.now() + self.options.lease;
+        let (other, until) = silent.unzip();
+        let held: Option<(i64, Position)> = tx
+            .query_row(&sql, params![self.options.route, self.options.owner, ours, lease, other, until], |row| {
+                Ok((row.get(0)?, Position { seq: row.get(1)?, id: row.get(2)? }))
+            })
+            .optional()?;
+        let taken = held.as_ref().filter(|(epoch, _)| ours != Some(*epoch));
+        let mut moved = None;
+        if let Some((_, position)) = &taken {
+            // Read by the relay before and only queued up, without its position having passed them: they are read again, in
+            // order with those before them that it had in hand.
+            let sql = "delete from postroom_parked where route = ?1 and seq > ?2 and state <> 'scheduled'
+                          and attempts = 0 and last_error is null";
+            tx.execute(sql, params![self.options.route, position.seq])?;
+            if watch::seqs_again(&tx, position)? {
+                moved = Some(watch::give_new_seqs(&tx)?);
+            }
+        }
+        let settings = routes::settings(&tx, &self.options.route)?;
+        let clock: i64 = tx.query_row(&format!("select {NOW}"), [], |row| row.get(0))?;
+        let now = Instant::now();
+        let went_back = self.clock.is_none_or(|(before, at)| {
+            clock < before + now.saturating_duration_since(at).as_millis() as i64 - CLOCK_SLACK_MS
+        });
+        if went_back {
+            watch::reset_waits(&tx, &self.options.route)?;
+        }
+        tx.commit()?;
+        self.clock = Some((clock, now));
+        if let Some(settings) = settings {
+            self.settings = settings;
+        }
+        if let Some((_, position)) = taken {
+            self.stored = position.seq;
+        }
+        let granted = held.map(|(epoch, position)| {
+            let position = Position { id: position.id.filter(|_| moved.is_none()), ..position };
+            Granted { lane: LANE, epoch, kept: ours == Some(epoch), position, deaths: 0 }
+        });
+        let before = self.book.held();
+        self.book.renewed(&before, granted.into_iter().collect(), deadline);
+        if let Some(moved) = moved {
+            tell_new_seqs(&self.options.route, moved);
+        }
+        let (held, settled_ahead) = (self.book.held().len(), self.book.settled_ahead());
+        let (order, on_dead) = (self.settings.order, self.settings.on_dead);
+        Ok(Standing { held, lost_lanes: self.book.take_lost(), settled_ahead, deaths: 0, order, on_dead })
+    }
+
+    fn now(&self) -> Duration {
+        self.opened.elapsed()
+    }
+
+    /// The tenure in which the lane is ours.
+    fn epoch(&self) -> Option<i64> {
+        self.book.held().first().map(|(_, epoch)| *epoch)
+    }
+
+    fn claim(&mut self, want: Want) -> Result<Claimed, rusqlite::Error> {
+        let mut claimed = Claimed { lost_lanes: self.book.take_lost(), ..Claimed::default() };
+        let Some(epoch) = self.epoch() else { return Ok(claimed) };
+        // Everything is read before anything is taken in, and in one transaction: an error half-way must not leave a read in
+        // nobody's hand, and what is read belongs to the position that was looked at.
+        match self.look(epoch)? {
+            watch::Standing::Known => {}
+            watch::Standing::Another => return Ok(self.lost_before_the_read()),
+            watch::Standing::SeqsAgain => {
+                let tx = Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
+                let moved = watch::give_new_seqs(&tx)?;
+                tx.commit()?;
+                tell_new_seqs(&self.options.route, moved);
+                return Ok(self.lost_before_the_read());
+            }
+        }
+        let tx = self.connection.unchecked_transaction()?;
+        if self.look(epoch)? != watch::Standing::Known {
+            // It changed since; the next claim finds out how.
+            return Ok(claimed);
+        }
+        let settings = routes::settings(&tx, &self.options.route)?;
+        let (parked, parked_cut) =
+            if want.parked { self.read_parked(want.messages, want.bytes)? } else { (Vec::new(), false) };
+        let now = self.now();
+        let asked = if want.single && !parked.is_empty() {
+            None
+        } else {
+            self.book.ask(now, want.messages, want.lane_messages_max).pop()
+        };
+        let (fresh, fresh_cut) = match &asked {
+            Some(asked) => self.read_fresh(asked, want.bytes)?,
+            None => (Vec::new(), false),
+        };
+        drop(tx);
+        if let Some(settings) = settings {
+            self.settings = settings;
+        }
+        claimed.more = parked_cut || fresh_cut || parked.len() >= want.messages || fresh.len() >= want.messages;
+
+        for row in parked {
+            claimed.deliveries.extend(self.book.took_in_parked(LANE, row.found()));
+        }
+        if let Some((asked, last)) = asked.zip(fresh.last()) {
+            let position = Position { seq: last.seq, id: Some(last.written_id.clone()) };
+            let reached = Reached { position, moved: true, full: fresh_cut || fresh.len() >= asked.limit };
+            let topics = &self.settings.topics;
+            let wanted = fresh.into_iter().filter(|row| !row.dealt_with && topics.takes(&row.message.topic));
+            let wanted = wanted.map(FoundRow::found).collect();
+            claimed.deliveries.extend(self.book.took_in(&asked, reached, wanted));
+        }
+        Ok(claimed)
+    }
+
+    fn look(&self, epoch: i64) -> Result<watch::Standing, rusqlite::Error> {
+        let (route, owner) = (&self.options.route, &self.options.owner);
+        let read = self.book.position(LANE).cloned().unwrap_or_default();
+        watch::look(&self.connection, route, owner, epoch, self.stored, &read)
+    }
+
+    /// The lane is taken again with the next renewal, and read from the position in the file.
+    fn lost_before_the_read(&mut self) -> Claimed {
+        self.book.lose_all();
+        Claimed { lost_lanes: self.book.take_lost(), ..Claimed::default() }
+    }
+
+    /// In order, at most about `bytes`; whether there was more.
+    fn read_fresh(&self, asked: &Asked<Position>, bytes: usize) -> Result<(Vec<FoundRow>, bool), rusqlite::Error> {
+        // Dealt with: parked or buried before a crash kept the position from passing it.
+        let sql = format!(
+            "select o.*, 0 as attempts, coalesce(o.visible_ms > {NOW}, false) as scheduled,
+                    (exists (select 1 from postroom_parked p where p.route = ?1 and p.seq = o.seq and p.id = o.id)
+                     or exists (select 1 from postroom_dead_letters d
+                                 where d.route = ?1 and d.seq = o.seq and d.id = o.id)) as dealt_with,
+                    (exists (select 1 from postroom_parked p
+                              where p.route = ?1 and p.ordering_key = coalesce(o.key, o.aggregate_id)
+                                and p.state <> 'scheduled')
+                     or exists (select 1 from postroom_blocked_keys b
+                                 where b.route = ?1 and b.ordering_key = coalesce(o.key, o.aggregate_id))) as behind
+               from postroom_outbox o where o.seq > ?2 order by o.seq limit ?3"
+        );
+        let mut statement = self.connection.prepare_cached(&sql)?;
+        up_to(
+            bytes,
+            statement.query_map(params![self.options.route, asked.position.seq, asked.limit as i64], FoundRow::of)?,
+        )
+    }
+
+    /// Heads that are due, each with what queues behind it, up to the next head of the key.
+    fn read_parked(&self, limit: usize, bytes: usize) -> Result<(Vec<FoundRow>, bool), rusqlite::Error> {
+        let in_hand: Vec<i64> = self.book.parked_in_hand().map(|(_, seq)| seq).collect();
+        let in_hand = serde_json::to_string(&in_hand).unwrap_or_default();
+        let sql = format!(
+            "with heads as (
+                 select p.seq, p.state, p.ordering_key from postroom_parked p
+                  where p.route = ?1 and p.state <> 'queued' and p.due_ms <= {NOW}
+                    and p.seq not in (select value from json_each(?2))
+                    and (p.ordering_key is null or not exists (
+                            select 1 from postroom_parked e
+                             where e.route = p.route and e.ordering_key = p.ordering_key and e.state <> 'scheduled'
+                               and e.seq < p.seq))
+                    and not exists (select 1 from postroom_blocked_keys b
+                                     where b.route = p.route and b.ordering_key = p.ordering_key)
+                  order by p.due_ms, p.seq limit ?3)
+             select p.*, false as scheduled, false as behind, false as dealt_with from postroom_parked p
+              where p.route = ?1 and p.seq not in (select value from json_each(?2))
+                and (p.seq in (select seq from heads)
+                     or (p.state = 'queued' and exists (
+                             select 1 from heads h
+                              where h.state = 'retry' and h.ordering_key = p.ordering_key and h.seq < p.seq
+                                and not exists (select 1 from postroom_parked n
+                                                 where n.route = ?1 and n.ordering_key = p.ordering_key
+                                                   and n.state = 'retry' and n.seq > h.seq and n.seq < p.seq))))
+              order by p.seq limit ?3"
+        );
+        let mut statement = self.connection.prepare_cached(&sql)?;
+        up_to(bytes, statement.query_map(params![self.options.route, in_hand, limit as i64], FoundRow::of)?)
+    }
+
+    fn settle(&mut self, settlements: &[Settlement]) -> Result<Settled, rusqlite::Error> {
+        let mut settled = Settled::default();
+        let Some(epoch) = self.epoch() else {
+            settled.fenced = settlements.len();
+            settled.lost_lanes = self.book.take_lost();
+            return Ok(settled);
+        };
+        // The book changes only after the transaction committed, so that a repeated call repeats it whole.
+        let entries = self.book.entries(settlements, self.ordered());
+        if !entries.is_empty() {
+            let (route, ordered) = (self.options.route.clone(), self.ordered());
+            let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            // The position too: owner and epoch may be in a backup that was restored.
+            let held: bool = tx.query_row(
+                "select exists (select 1 from postroom_lanes
+                                 where route = ?1 and lane = 0 and epoch = ?2 and owner = ?3 and position_seq = ?4)",
+                params![route, epoch, self.options.owner, self.stored],
+                |row| row.get(0),
+            )?;
+            if held {
+                record::write(&tx, &entries, &route, ordered)?;
+                tx.commit()?;
+                settled.more_parked = true;
+            } else {
+                tx.rollback()?;
+                self.book.lose_all();
+            }
+        }
+        for settlement in settlements {
+            // Not in our books: the lane was lost, before this or just now.
+            settled.fenced += usize::from(!self.book.settle(settlement.token));
+        }
+        self.write_position();
+        settled.lost_lanes = self.book.take_lost();
+        settled.settled_ahead = self.book.settled_ahead();
+        settled.unwritten = self.book.has_unwritten();
+        Ok(settled)
+    }
+
+    /// An error leaves the position unwritten for the next settling; everything else is recorded.
+    fn write_position(&mut self) {
+        let now = self.now();
+        let moves = self.book.begin_write(now);
+        let Some(Move { epoch, position, .. }) = moves.first() else { return };
+        let sql = "update postroom_lanes set position_seq = ?3, position_id = ?4
+                    where route = ?1 and lane = 0 and epoch = ?2 and owner = ?5 and position_seq = ?6";
+        let (route, owner) = (&self.options.route, &self.options.owner);
+        let written =
+            self.connection.execute(sql, params![route, epoch, position.seq, position.id, owner, self.stored]);
+        let written = match written {
+            Ok(1) => {
+                self.stored = position.seq;
+                Some(HashSet::from([LANE]))
+            }
+            Ok(_) => Some(HashSet::new()),
+            Err(error) => {
+                tracing::warn!(%error, "the position could not be written; it is with the next settling");
+                None
+            }
+        };
+        let now = self.now();
+        self.book.end_write(now, moves, written.as_ref());
+    }
+
+    fn ordered(&self) -> bool {
+        self.settings.order.unwrap_or(self.options.order) != Order::None
+    }
+}
+
+/// The relay that holds the lane and the end of its lease, if that has not changed for a lease as we saw it: then it is silent,
+/// whatever the clocks say. `other` is what was seen last, and since when.
+fn silent_one(
+    tx: &Transaction<'_>,
+    options: &SqliteSourceOptions,
+    other: &mut Option<((String, i64), Instant)>,
+) -> Result<Option<(String, i64)>, rusqlite::Error> {
+    let sql = "select owner, expires_ms from postroom_lanes
+                where route = ?1 and lane = 0 and owner <> ?2 and expires_ms is not null";
+    let seen: Option<(String, i64)> =
+        tx.query_row(sql, params![options.route, options.owner], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    let now = Instant::now();
+    match (&other, seen) {
+        (_, None) => *other = None,
+        (Some((known, since)), Some(seen)) if *known == seen => {
+            return Ok((now.saturating_duration_since(*since) > options.lease).then_some(seen));
+        }
+        (_, Some(seen)) => *other = Some((seen, now)),
+    }
+    Ok(None)
+}
+
+fn given(options: &SqliteSourceOptions) -> RouteSettings {
+    RouteSettings { topics: options.topics.clone(), order: Some(options.order), on_dead: Some(options.on_dead) }
+}
+
+/// Opens the file, checks the schema and registers the route.
+fn open(options: &SqliteSourceOptions) -> Result<(Connection, Option<FileId>, RouteSettings), StoreError> {
+    let connection = connect(&options.path)?;
+    let file = watch::file_at(&options.path);
+    let failed = |error| store_error("register the route", error);
+    let version: Option<i64> =
+        connection.query_row("select max(number) from postroom_migrations", [], |row| row.get(0)).map_err(failed)?;
+    if version.unwrap_or_default() < schema_version() {
+        return Err(StoreError::Schema {
+            problem: format!(
+                "it is at version {}, and this program needs version {}",
+                version.unwrap_or_default(),
+                schema_version()
+            ),
+            hint: "run `postroom migrate` on this database",
+        });
+    }
+    // Losing the newest position repeats messages and never loses any; WAL keeps the file consistent.
+    connection.pragma_update(None, "synchronous", "normal").map_err(failed)?;
+    let tx = Transaction::new_unchecked(&connection, TransactionBehavior::Immediate).map_err(failed)?;
+    let settings = routes::register(&tx, &options.route, &given(options), &options.owner).map_err(failed)?;
+    let sql = "insert into postroom_lanes (route, lane) values (?1, ?2) on conflict (route, lane) do nothing";
+    tx.execute(sql, params![options.route, LANE]).map_err(failed)?;
+    tx.commit().map_err(failed)?;
+    Ok((connection, file, settings))
+}
+
+fn tell_new_seqs(route: &str, moved: usize) {
+    tracing::warn!(
+        route,
+        moved,
+        "the outbox was emptied and counts from one again: messages that would have hidden below the position got new seqs; \
+         nothing was passed over, some may be sent again"
+    );
+}
+
+/// Takes rows as long as they fit in `bytes`, the first whatever its size; whether one did not.
+fn up_to(
+    bytes: usize,
+    rows: impl Iterator<Item = Result<FoundRow, rusqlite::Error>>,
+) -> Result<(Vec<FoundRow>, bool), rusqlite::Error> {
+    let (mut taken, mut weight) = (Vec::new(), 0);
+    for row in rows {
+        let row = row?;
+        if weight >= bytes && !taken.is_empty() {
+            return Ok((taken, true));
+        }
+        weight += row.message.weight();
+        taken.push(row);
+    }
+    Ok((taken, false))
+}

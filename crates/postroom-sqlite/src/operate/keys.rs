@@ -1,0 +1,96 @@
+//! What operators see of keys that wait, and what they do about them.
+
+use postroom::{Deed, KeyDeed, StoreError, WaitingKey};
+use rusqlite::{Connection, Row, TransactionBehavior, params};
+
+use crate::connect::NOW;
+use crate::connect::store_error;
+use crate::log::record::promote;
+use crate::operate::dead::audit;
+
+/// Keys that wait, longest first, at most `limit`.
+pub fn waiting_keys(connection: &Connection, route: Option<&str>, limit: i64) -> Result<Vec<WaitingKey>, StoreError> {
+    // A parked row does not note when it was parked; the message's own time stands for it.
+    let sql = format!(
+        "with waiting as (
+             select route, ordering_key, count(*) as messages, min(seq) as first from postroom_parked
+              where state <> 'scheduled' and ordering_key is not null and (?1 is null or route = ?1)
+              group by route, ordering_key),
+         blocked as (
+             select route, ordering_key, min(blocked_ms) as since, max(seq) as seq, max(reason) as reason
+               from postroom_blocked_keys where ?1 is null or route = ?1 group by route, ordering_key),
+         keys as (select route, ordering_key from waiting union select route, ordering_key from blocked)
+         select k.route, k.ordering_key,
+                case when b.route is null then 'retry' when b.seq > 0 then 'dead' else 'parked' end,
+                coalesce((select d.id from postroom_dead_letters d where d.route = b.route and d.seq = b.seq), h.id),
+                coalesce(w.messages, 0), coalesce(h.attempts, 0),
+                ({NOW} - coalesce(b.since, h.occurred_ms)) / 1000.0,
+                case when b.route is null then max(h.due_ms - {NOW}, 0) / 1000.0 end, coalesce(b.reason, h.last_error)
+           from keys k
+           left join waiting w on w.route = k.route and w.ordering_key = k.ordering_key
+           left join blocked b on b.route = k.route and b.ordering_key = k.ordering_key
+           left join postroom_parked h on h.route = w.route and h.seq = w.first
+          order by 7 desc limit ?2"
+    );
+    let read = |row: &Row<'_>| {
+        Ok(WaitingKey {
+            route: row.get(0)?,
+            key: row.get(1)?,
+            waits_for: row.get(2)?,
+            head: row.get(3)?,
+            messages: row.get(4)?,
+            attempts: row.get(5)?,
+            since_seconds: row.get(6)?,
+            retry_in_seconds: row.get(7)?,
+            reason: row.get(8)?,
+        })
+    };
+    connection
+        .prepare(&sql)
+        .and_then(|mut statement| statement.query_map(params![route, limit], read)?.collect())
+        .map_err(|error| store_error("read the waiting keys", error))
+}
+
+/// Parks, unparks or skips a key of a route, with an audit row in the same transaction. False: there was nothing to do.
+pub fn act_on_key(
+    connection: &mut Connection,
+    route: &str,
+    key: &str,
+    what: KeyDeed,
+    deed: &Deed,
+) -> Result<bool, StoreError> {
+    let failed = |error| store_error("act on a key; nothing was changed", error);
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    let known: bool = tx
+        .query_row("select exists (select 1 from postroom_routes where name = ?1)", [route], |row| row.get(0))
+        .map_err(failed)?;
+    if !known {
+        return Err(StoreError::Refused {
+            what: "act on a key",
+            source: format!("there is no route {route:?}; `postroom status` lists them").into(),
+        });
+    }
+    let changed = match what {
+        KeyDeed::Park => {
+            let sql = "insert into postroom_blocked_keys (route, ordering_key, seq, reason) values (?1, ?2, 0, ?3)
+                       on conflict do nothing";
+            tx.execute(sql, params![route, key, deed.reason])
+        }
+        KeyDeed::Unpark => {
+            let sql = "delete from postroom_blocked_keys where route = ?1 and ordering_key = ?2 and seq = 0";
+            tx.execute(sql, params![route, key])
+        }
+        KeyDeed::Skip => {
+            let sql = "delete from postroom_blocked_keys where route = ?1 and ordering_key = ?2 and seq > 0";
+            tx.execute(sql, params![route, key])
+        }
+    };
+    if changed.map_err(failed)? == 0 {
+        return Ok(false);
+    }
+    promote(&tx, route, key).map_err(failed)?;
+    let conditions = serde_json::json!({ "route": route, "key": key }).to_string();
+    audit(&tx, deed, what.as_str(), &conditions, &[]).map_err(failed)?;
+    tx.commit().map_err(failed)?;
+    Ok(true)
+}

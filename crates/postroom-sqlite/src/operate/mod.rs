@@ -1,0 +1,15 @@
+//! What operators see of the store and do to it.
+
+mod dead;
+mod keys;
+mod prune;
+pub(crate) mod routes;
+mod status;
+mod why;
+
+pub use dead::{dead_letters, dead_payload, discard_dead, retry_dead};
+pub use keys::{act_on_key, waiting_keys};
+pub use prune::prune_inbox;
+pub use routes::{routes, set_route};
+pub use status::status;
+pub use why::whereabouts;

@@ -1,0 +1,59 @@
+//! What `postroom status` shows of a SQLite store.
+
+use postroom::{RouteStatus, StoreError, StoreStatus};
+use rusqlite::Connection;
+
+use crate::connect::NOW;
+use crate::connect::store_error;
+
+/// Reads the state of the store; writes nothing.
+pub fn status(connection: &Connection) -> Result<StoreStatus, StoreError> {
+    let failed = |error| store_error("read the status", error);
+    let one = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0)).map_err(failed);
+    let sql = format!(
+        "select r.name,
+                (select count(*) from postroom_outbox o where o.seq > l.position_seq and {TAKES}),
+                (select ({NOW} - min(o.occurred_ms)) / 1000.0 from postroom_outbox o
+                  where o.seq > l.position_seq and {TAKES}),
+                (select count(*) from postroom_parked p where p.route = r.name),
+                (select count(*) from postroom_parked p where p.route = r.name and p.state = 'scheduled'),
+                (select count(*) from postroom_dead_letters d where d.route = r.name),
+                coalesce(l.owner is not null and l.expires_ms > {NOW}, 0), l.owner
+           from postroom_routes r join postroom_lanes l on l.route = r.name order by r.name"
+    );
+    let routes = connection
+        .prepare(&sql)
+        .and_then(|mut statement| {
+            statement
+                .query_map([], |row| {
+                    let held: i64 = row.get(6)?;
+                    let owner: Option<String> = row.get(7)?;
+                    Ok(RouteStatus {
+                        route: row.get(0)?,
+                        backlog: row.get(1)?,
+                        backlog_is_bound: false,
+                        oldest_unsent_seconds: row.get(2)?,
+                        parked: row.get(3)?,
+                        scheduled: row.get(4)?,
+                        dead: row.get(5)?,
+                        lanes: 1,
+                        lanes_held: held,
+                        relays: owner.filter(|_| held == 1).into_iter().collect(),
+                    })
+                })?
+                .collect::<Result<Vec<_>, _>>()
+        })
+        .map_err(failed)?;
+    Ok(StoreStatus {
+        store: "sqlite",
+        schema_version: one("select max(number) from postroom_migrations")?,
+        outbox_rows: one("select count(*) from postroom_outbox")?,
+        routes,
+    })
+}
+
+/// Whether the route `r` takes the topic of `o`; patterns are kept as a JSON array.
+const TAKES: &str = "exists (
+    select 1 from json_each(r.topics) t
+     where o.topic = t.value
+        or (substr(t.value, -1) = '*' and substr(o.topic, 1, length(t.value) - 1) = substr(t.value, 1, length(t.value) - 1)))";

@@ -1,0 +1,82 @@
+//! One message's life, for an operator who asks why it has not arrived.
+
+use postroom::{MessageId, StoreError, Whereabouts};
+use rusqlite::{Connection, Row};
+
+use crate::connect::{NOW, store_error};
+
+/// Where a message is on every route that has run.
+pub fn whereabouts(connection: &Connection, id: MessageId) -> Result<Vec<Whereabouts>, StoreError> {
+    let sql = format!(
+        "with found as (
+             select seq, topic, coalesce(key, aggregate_id) as key, visible_ms from postroom_outbox
+              where replace(lower(id), '-', '') = ?1)
+         select r.name, f.key, f.seq <= l.position_seq, p.state, p.attempts, p.last_error, max(p.due_ms - {NOW}, 0) / 1000.0,
+                p.history, d.attempts, d.cause, d.error, d.history,
+                (select b.reason from postroom_blocked_keys b where b.route = r.name and b.ordering_key = f.key limit 1),
+                case when l.expires_ms > {NOW} then l.owner end,
+                (select count(*) from postroom_outbox e where e.seq > l.position_seq and e.seq < f.seq),
+                (select h.id from postroom_parked h where h.route = r.name and h.ordering_key = f.key
+                    and h.state <> 'scheduled' and h.seq < f.seq order by h.seq limit 1),
+                exists (select 1 from json_each(r.topics) t
+                         where f.topic = t.value or (substr(t.value, -1) = '*'
+                               and substr(f.topic, 1, length(t.value) - 1) = substr(t.value, 1, length(t.value) - 1)))
+           from found f join postroom_routes r join postroom_lanes l on l.route = r.name
+           left join postroom_parked p on p.route = r.name and p.seq = f.seq
+           left join postroom_dead_letters d on d.route = r.name and d.seq = f.seq
+          order by r.name"
+    );
+    connection
+        .prepare(&sql)
+        .and_then(|mut statement| {
+            let id = id.to_string().replace('-', "");
+            statement.query_map([id], whereabouts_of)?.collect()
+        })
+        .map_err(|error| store_error("look for a message", error))
+}
+
+fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
+    let mut because = Vec::new();
+    let (mut attempts, mut history) = (0, Vec::new());
+    let parked: Option<String> = row.get(3)?;
+    let cause: Option<String> = row.get(9)?;
+    let blocked: Option<String> = row.get(12)?;
+    let read = |text: Option<String>| serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default();
+    let state = if let Some(cause) = cause {
+        (attempts, history) = (row.get(8)?, read(row.get(11)?));
+        because.push(format!("{cause} after {attempts} attempts: {}", row.get::<_, String>(10)?));
+        because.push("`postroom dead retry` sends it again, `postroom dead discard` gives it up".to_owned());
+        "dead"
+    } else if let Some(parked) = parked {
+        (attempts, history) = (row.get(4)?, read(row.get(7)?));
+        let behind: Option<String> = row.get(15)?;
+        match behind {
+            Some(head) => because.push(format!("it queues up behind message {head} of its key")),
+            None => because.push(format!("it is due in {:.1} s", row.get::<_, f64>(6)?)),
+        }
+        because.extend(row.get::<_, Option<String>>(5)?.map(|error| format!("its last error: {error}")));
+        match parked.as_str() {
+            _ if blocked.is_some() => "blocked",
+            "scheduled" => "scheduled",
+            "queued" => "queued",
+            _ => "retry",
+        }
+    } else if !row.get::<_, bool>(16)? {
+        because.push("the route does not take its topic".to_owned());
+        "not_taken"
+    } else if row.get::<_, bool>(2)? {
+        because.push("the broker confirmed it, or it was discarded by an operator (see the audit table)".to_owned());
+        "acked"
+    } else {
+        because.push(format!("{} messages are before it", row.get::<_, i64>(14)?));
+        "waiting"
+    };
+    if matches!(state, "waiting" | "retry" | "queued" | "scheduled" | "blocked") {
+        because.extend(blocked.map(|reason| format!("its key is blocked ({reason})")));
+        because.push(match row.get::<_, Option<String>>(13)? {
+            Some(owner) => format!("relay {owner} holds its lane"),
+            None => "no relay holds its lane: start one with `postroom run`".to_owned(),
+        });
+    }
+    Ok(Whereabouts { route: row.get(0)?, state, key: row.get(1)?, attempts, because, history })
+}

@@ -1,0 +1,9 @@
+//! The writer's end: messages enter the outbox in the caller's transaction.
+
+pub(crate) mod columns;
+#[cfg(feature = "rusqlite")]
+mod guard;
+#[cfg(feature = "rusqlite")]
+mod rusqlite;
+#[cfg(feature = "sqlx")]
+mod sqlx;
