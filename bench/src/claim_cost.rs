@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use postroom::{BoxError, Outcome, Report as Renewal, Settlement, Source, TopicFilter, Want};
-use postroom_postgres::{Connector, LogSource, LogSourceOptions, StartAt};
+use postroom::{BoxError, Outcome, Report as Renewal, Route, Settlement, Source, Want};
+use postroom_postgres::LogSource;
 
 use postroom_testkit::postgres::Database;
 use tokio_postgres::Client;
@@ -33,17 +33,8 @@ pub async fn by_backlog(report: &mut Report, largest: usize) -> Result<(), BoxEr
 }
 
 async fn source(database: &Database, route: &str) -> Result<LogSource, BoxError> {
-    let options = LogSourceOptions {
-        route: route.to_owned(),
-        topics: TopicFilter::all(),
-        owner: "bench".to_owned(),
-        lease: std::time::Duration::from_secs(3600),
-        start_at: StartAt::Oldest,
-        positions_every: postroom_postgres::POSITIONS_EVERY,
-        order: postroom::Order::Key,
-        on_dead: postroom::OnDead::Skip,
-    };
-    let source = LogSource::open(Connector::new(database.url())?, options).await?;
+    let route = Route { lease: std::time::Duration::from_secs(3600), ..Route::new(route) };
+    let source = LogSource::open(&postroom_postgres::Database::new(database.url())?, &route, "bench").await?;
     source.renew(&Renewal::default()).await?;
     Ok(source)
 }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Batch, BoxError, MessageId, Order, Sink, SinkLimits, TopicFilter, Unavailable, Verdict, Verdicts, Wake,
+    Batch, BoxError, MessageId, Order, Route, Sink, SinkLimits, Store, Unavailable, Verdict, Verdicts, Wake,
 };
 use postroom_brokers::rabbitmq::{RabbitmqOptions, RabbitmqSink};
-use postroom_postgres::{Connector, LogSource, LogSourceOptions, StartAt};
+use postroom_postgres::Database;
 use postroom_relay::{Relay, Summary};
 use postroom_testkit::surroundings;
 use tokio::sync::{mpsc, watch};
@@ -130,25 +130,13 @@ impl<'a> Run<'a> {
     }
 
     pub async fn start(self, sink: impl Sink + 'static) -> Result<Running, BoxError> {
-        let options = LogSourceOptions {
-            route: "bench".to_owned(),
-            topics: TopicFilter::all(),
-            owner: surroundings::unique(),
-            lease: Duration::from_secs(15),
-            start_at: StartAt::Oldest,
-            positions_every: postroom_postgres::POSITIONS_EVERY,
-            order: self.order,
-            on_dead: postroom::OnDead::Skip,
-        };
-        let source = LogSource::open(Connector::new(self.store)?, options).await?;
+        let route = Route { order: self.order, ..Route::new("bench") };
+        let source = Database::new(self.store)?.source(&route, &surroundings::unique()).await?;
         let (progress, seen) = watch::channel(0);
         let sink = Counting { inner: sink, stored: AtomicUsize::new(0), progress, acked: self.acked };
         let (stop, mut stopped) = watch::channel(false);
         let wake = Wake::new();
-        let relay = Relay::new("bench", Arc::new(source), Arc::new(sink))
-            .order(self.order)
-            .in_flight_max(self.in_flight_max)
-            .wake_by(wake.clone());
+        let relay = Relay::new(route, source, Arc::new(sink)).in_flight_max(self.in_flight_max).wake_by(wake.clone());
         let task = tokio::spawn(relay.run(async move {
             let _ = stopped.wait_for(|stopped| *stopped).await;
         }));

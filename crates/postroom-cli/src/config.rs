@@ -4,9 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{AttemptLimit, Consumer, OnDead, Order, RetryPolicy, TopicFilter};
+use postroom::{AttemptLimit, Consumer, OnDead, Order, RetryPolicy, Route, StartAt, TopicFilter};
 use postroom_brokers::{BROKERS, Section, SinkOptions, SubscriptionOptions, sink_section, subscription_section};
-use postroom_postgres::StartAt;
 use toml::{Table, Value};
 
 use crate::exit::{self, Failure};
@@ -26,7 +25,7 @@ const LIMIT_KEYS: &[&str] = &["topics", "types", "attempts_max"];
 pub struct Config {
     pub store_url: String,
     pub relay: Relay,
-    pub routes: Vec<Route>,
+    pub routes: Vec<Routed>,
     pub inboxes: Vec<Inbox>,
 }
 
@@ -53,16 +52,8 @@ pub struct Relay {
 
 /// `[[routes]]`.
 #[derive(Debug)]
-pub struct Route {
-    pub name: String,
-    pub topics: TopicFilter,
-    pub start_at: StartAt,
-    pub order: Order,
-    pub on_dead: OnDead,
-    /// Most messages a second.
-    pub rate: Option<u32>,
-    pub breaker_after: u32,
-    pub retry: RetryPolicy,
+pub struct Routed {
+    pub route: Route,
     pub sink: Arc<dyn SinkOptions>,
 }
 
@@ -123,10 +114,13 @@ fn read(mut table: Table, variables: impl Iterator<Item = (String, String)>) -> 
     }
     let inboxes: Vec<Inbox> =
         inboxes.iter().enumerate().map(|(index, inbox)| read_inbox(index, inbox)).collect::<Result<_, _>>()?;
-    let routes: Vec<Route> =
-        routes.iter().enumerate().map(|(index, route)| read_route(index, route)).collect::<Result<_, _>>()?;
-    for (index, route) in routes.iter().enumerate() {
-        if routes[..index].iter().any(|other| other.name == route.name) {
+    let routes: Vec<Routed> = routes
+        .iter()
+        .enumerate()
+        .map(|(index, route)| read_route(index, route, relay.lease))
+        .collect::<Result<_, _>>()?;
+    for (index, Routed { route, .. }) in routes.iter().enumerate() {
+        if routes[..index].iter().any(|other| other.route.name == route.name) {
             return Err(format!("two routes are named {:?}; each keeps its position under its name", route.name));
         }
     }
@@ -187,7 +181,7 @@ fn of_kind<O: ?Sized + 'static>(
     })
 }
 
-fn read_route(index: usize, value: &Value) -> Result<Route, String> {
+fn read_route(index: usize, value: &Value, lease: Duration) -> Result<Routed, String> {
     let at = format!("routes[{index}].");
     let route = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
     known(route, ROUTE_KEYS, &at)?;
@@ -223,7 +217,8 @@ fn read_route(index: usize, value: &Value) -> Result<Route, String> {
     };
     let sink = route.get("sink").ok_or_else(|| format!("{at}sink is missing; it says where the messages go"))?;
     let sink = read_sink(sink, &format!("{at}sink."))?;
-    Ok(Route { name, topics, start_at, order, on_dead, rate, breaker_after, retry, sink })
+    let route = Route { name, topics, order, on_dead, start_at, lease, rate, breaker_after, retry };
+    Ok(Routed { route, sink })
 }
 
 fn read_retry(value: &Value, at: &str) -> Result<RetryPolicy, String> {
@@ -437,9 +432,9 @@ mod tests {
     fn a_good_file_is_read() {
         let config = parse(GOOD, &[]).unwrap();
         assert_eq!(config.relay.poll_idle, Duration::from_millis(50));
-        assert_eq!(config.routes[0].retry.attempts_max, 20);
-        assert_eq!(config.routes[0].retry.attempts_max_of("billing", "payment.taken"), 40);
-        assert_eq!(config.routes[0].retry.cap, Duration::from_secs(300));
+        assert_eq!(config.routes[0].route.retry.attempts_max, 20);
+        assert_eq!(config.routes[0].route.retry.attempts_max_of("billing", "payment.taken"), 40);
+        assert_eq!(config.routes[0].route.retry.cap, Duration::from_secs(300));
     }
 
     #[test]

@@ -3,13 +3,12 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use postroom::{DeadFilter, DeadLetter, Deed, MessageId, Side};
+use postroom::{DeadDeed, DeadFilter, DeadLetter, Deed, MessageId, Side};
 
 use crate::StoreArgs;
 use crate::config;
 use crate::exit::{self, Failure};
 use crate::say::{say, show};
-use crate::store::Store;
 
 #[derive(Debug, Args)]
 pub struct DeadArgs {
@@ -141,29 +140,28 @@ impl FilterArgs {
 pub async fn dead(args: DeadArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List(args) => {
-            let letters =
-                letters(&store(&args.store)?, args.filter.side.into(), &args.filter.filter(), args.filter.limit)
-                    .await?;
+            let (side, filter) = (args.filter.side.into(), args.filter.filter());
+            let letters = args.store.open()?.dead_letters(side, &filter, args.filter.limit).await?;
             print(&letters, json, "no dead letters");
         }
         Verb::Show(args) => show(args, json).await?,
-        Verb::Retry(args) => act(args, json, "retry").await?,
-        Verb::Discard(args) => act(args, json, "discard").await?,
+        Verb::Retry(args) => act(args, json, DeadDeed::Retry).await?,
+        Verb::Discard(args) => act(args, json, DeadDeed::Discard).await?,
     }
     Ok(())
 }
 
-async fn act(args: DeedArgs, json: bool, verb: &str) -> Result<(), Failure> {
+async fn act(args: DeedArgs, json: bool, what: DeadDeed) -> Result<(), Failure> {
     let filter = args.filter.filter();
     if filter.is_everything() && !args.all {
-        let text = format!("`dead {verb}` without a condition wants --all; see which ones with --dry-run");
+        let text = format!("without a filter, `dead {what}` requires --all; --dry-run shows which ones it would be");
         return Err(Failure::new(exit::USAGE, text));
     }
-    let store = store(&args.store)?;
+    let store = args.store.open()?;
     let (side, limit) = (args.filter.side.into(), args.filter.limit);
     if args.dry_run {
-        let letters = letters(&store, side, &filter, limit).await?;
-        print(&letters, json, "nothing would be done: no dead letter fits");
+        let letters = store.dead_letters(side, &filter, limit).await?;
+        print(&letters, json, "No matching dead letters; nothing would change.");
         return Ok(());
     }
     let reason = args.reason.unwrap_or_default();
@@ -171,31 +169,18 @@ async fn act(args: DeedArgs, json: bool, verb: &str) -> Result<(), Failure> {
         return Err(Failure::new(exit::USAGE, "--reason is empty; the audit row keeps it"));
     }
     let deed = Deed { actor: actor(), reason };
-    let letters = match (&store, verb) {
-        (Store::Postgres(connector), "retry") => {
-            postroom_postgres::retry_dead(connector, side, &filter, limit, &deed).await?
-        }
-        (Store::Postgres(connector), _) => {
-            postroom_postgres::discard_dead(connector, side, &filter, limit, &deed).await?
-        }
-        (Store::Sqlite(path), "retry") => {
-            postroom_sqlite::retry_dead(&mut postroom_sqlite::connect(path)?, side, &filter, limit, &deed)?
-        }
-        (Store::Sqlite(path), _) => {
-            postroom_sqlite::discard_dead(&mut postroom_sqlite::connect(path)?, side, &filter, limit, &deed)?
-        }
-    };
-    print(&letters, json, "nothing was done: no dead letter fits");
+    let letters = store.act_on_dead(what, side, &filter, limit, &deed).await?;
+    print(&letters, json, "No matching dead letters; nothing changed.");
     if !json && !letters.is_empty() {
-        let done = match (verb, side) {
-            ("retry", Side::Out) => "given back to their relay",
-            ("retry", Side::In) => "given back to their consumer",
-            _ => "discarded",
+        let done = match (what, side) {
+            (DeadDeed::Retry, Side::Out) => "given back to their relay",
+            (DeadDeed::Retry, Side::In) => "given back to their consumer",
+            (DeadDeed::Discard, _) => "discarded",
         };
         show!("{} {done}", letters.len());
     }
-    let left = if verb == "discard" && side == Side::Out {
-        self::letters(&store, side, &filter, limit).await?.len()
+    let left = if what == DeadDeed::Discard && side == Side::Out {
+        store.dead_letters(side, &filter, limit).await?.len()
     } else {
         0
     };
@@ -208,15 +193,15 @@ async fn act(args: DeedArgs, json: bool, verb: &str) -> Result<(), Failure> {
 }
 
 async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
-    let store = store(&args.store)?;
+    let store = args.store.open()?;
     let filter = DeadFilter { id: Some(args.id), ..DeadFilter::default() };
     let side = args.side.into();
-    let letters = letters(&store, side, &filter, 100).await?;
+    let letters = store.dead_letters(side, &filter, 100).await?;
     if letters.is_empty() {
         return Err(Failure::new(exit::FAILURE, format!("there is no dead letter with the id {}", args.id)));
     }
     for letter in letters {
-        let payload = if args.payload { payload(&store, side, &letter).await? } else { None };
+        let payload = if args.payload { store.dead_payload(side, &letter.route, letter.seq).await? } else { None };
         let payload = payload.map(|bytes| match String::from_utf8(bytes) {
             Ok(text) => text,
             Err(error) => error.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -252,24 +237,6 @@ async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn letters(store: &Store, side: Side, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, Failure> {
-    Ok(match store {
-        Store::Postgres(connector) => postroom_postgres::dead_letters(connector, side, filter, limit).await?,
-        Store::Sqlite(path) => postroom_sqlite::dead_letters(&postroom_sqlite::connect(path)?, side, filter, limit)?,
-    })
-}
-
-async fn payload(store: &Store, side: Side, letter: &DeadLetter) -> Result<Option<Vec<u8>>, Failure> {
-    Ok(match store {
-        Store::Postgres(connector) => {
-            postroom_postgres::dead_payload(connector, side, &letter.route, letter.seq).await?
-        }
-        Store::Sqlite(path) => {
-            postroom_sqlite::dead_payload(&postroom_sqlite::connect(path)?, side, &letter.route, letter.seq)?
-        }
-    })
-}
-
 fn print(letters: &[DeadLetter], json: bool, none: &str) {
     if json {
         show!("{}", serde_json::json!({ "dead_letters": letters }));
@@ -294,13 +261,6 @@ fn print(letters: &[DeadLetter], json: bool, none: &str) {
 
 fn shown(key: &Option<String>) -> &str {
     key.as_deref().unwrap_or("-")
-}
-
-pub fn store(args: &StoreArgs) -> Result<Store, Failure> {
-    match &args.store {
-        Some(url) => Store::of(url),
-        None => Store::of(&config::store_url(&args.config)?),
-    }
 }
 
 pub fn duration(text: &str) -> Result<Duration, String> {

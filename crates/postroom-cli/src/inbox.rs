@@ -7,10 +7,9 @@ use clap::{Args, Subcommand};
 use postroom::Deed;
 
 use crate::StoreArgs;
-use crate::dead::{actor, duration, store};
+use crate::dead::{actor, duration};
 use crate::exit::Failure;
 use crate::say::{say, show};
-use crate::store::Store;
 
 #[derive(Debug, Args)]
 pub struct InboxArgs {
@@ -40,19 +39,12 @@ pub async fn inbox(args: InboxArgs, json: bool) -> Result<(), Failure> {
     let Verb::Prune(args) = args.verb;
     let deed = Deed { actor: actor(), reason: args.reason };
     let watched = std::io::stderr().is_terminal();
-    let progress = |pruned: u64| {
+    let mut progress = |pruned: u64| {
         if watched {
             eprint!("\rpostroom: {pruned} rows pruned");
         }
     };
-    let pruned = match store(&args.store)? {
-        Store::Postgres(connector) => {
-            postroom_postgres::prune_inbox(&connector, args.older_than, &deed, progress).await?
-        }
-        Store::Sqlite(path) => {
-            postroom_sqlite::prune_inbox(&mut postroom_sqlite::connect(&path)?, args.older_than, &deed, progress)?
-        }
-    };
+    let pruned = args.store.open()?.prune_inbox(args.older_than, &deed, &mut progress).await?;
     if watched {
         say!("");
     }

@@ -4,10 +4,9 @@ use clap::{Args, Subcommand};
 use postroom::{Deed, KeyDeed, WaitingKey};
 
 use crate::StoreArgs;
-use crate::dead::{actor, store};
+use crate::dead::actor;
 use crate::exit::{self, Failure};
 use crate::say::show;
-use crate::store::Store;
 
 #[derive(Debug, Args)]
 pub struct KeysArgs {
@@ -57,10 +56,7 @@ pub async fn keys(args: KeysArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List(args) => {
             let (route, limit) = (args.route.as_deref(), args.limit);
-            let keys = match store(&args.store)? {
-                Store::Postgres(connector) => postroom_postgres::waiting_keys(&connector, route, limit).await?,
-                Store::Sqlite(path) => postroom_sqlite::waiting_keys(&postroom_sqlite::connect(&path)?, route, limit)?,
-            };
+            let keys = args.store.open()?.waiting_keys(route, limit).await?;
             print(&keys, json);
             Ok(())
         }
@@ -76,12 +72,7 @@ async fn act(args: DeedArgs, json: bool, what: KeyDeed) -> Result<(), Failure> {
     }
     let (route, key) = (args.route.as_str(), args.key.as_str());
     let deed = Deed { actor: actor(), reason: args.reason };
-    let changed = match store(&args.store)? {
-        Store::Postgres(connector) => postroom_postgres::act_on_key(&connector, route, key, what, &deed).await?,
-        Store::Sqlite(path) => {
-            postroom_sqlite::act_on_key(&mut postroom_sqlite::connect(&path)?, route, key, what, &deed)?
-        }
-    };
+    let changed = args.store.open()?.act_on_key(route, key, what, &deed).await?;
     let (done, nothing) = match what {
         KeyDeed::Park => ("parked: what a relay has not claimed yet waits", "is parked already"),
         KeyDeed::Unpark => ("goes on", "is not parked by an operator"),

@@ -18,11 +18,14 @@ mod why;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand};
+use postroom::Store;
 
 use crate::exit::Failure;
 use crate::say::{say, show};
+use crate::store::Opened;
 
 /// Transactional outbox and inbox: messages written in your database transaction, delivered to your broker in order and
 /// without loss.
@@ -75,6 +78,17 @@ struct StoreArgs {
     /// Configuration file that names the store, when no URL is given
     #[arg(long, default_value = "postroom.toml", value_name = "FILE")]
     config: PathBuf,
+}
+
+impl StoreArgs {
+    /// Connects to nothing.
+    fn open(&self) -> Result<Arc<dyn Store>, Failure> {
+        let url = match &self.store {
+            Some(url) => url.clone(),
+            None => config::store_url(&self.config)?,
+        };
+        Opened::of(&url).map(|opened| opened.store)
+    }
 }
 
 fn main() -> ExitCode {

@@ -1,13 +1,13 @@
 //! `postroom migrate`.
 
 use clap::Args;
-use postroom_postgres::{LANES_DEFAULT, MigrateError};
+use postroom::{MigrateError, Migrated};
+use postroom_postgres::LANES_DEFAULT;
 
 use crate::StoreArgs;
-use crate::config;
 use crate::exit::{self, Failure};
 use crate::say::show;
-use crate::store::Store;
+use crate::store::Opened;
 
 #[derive(Debug, Args)]
 pub struct MigrateArgs {
@@ -22,18 +22,11 @@ pub struct MigrateArgs {
 }
 
 pub async fn migrate(args: MigrateArgs, json: bool) -> Result<(), Failure> {
-    let url = match args.store.store {
-        Some(url) => url,
-        // A script can be had without any store.
-        None if args.print_sql && !args.store.config.exists() => "postgres://localhost".to_owned(),
-        None => config::store_url(&args.store.config)?,
-    };
-    let store = Store::of(&url)?;
+    // A script can be had without any store.
+    let nameless = args.print_sql && args.store.store.is_none() && !args.store.config.exists();
+    let store = if nameless { Opened::of("postgres://localhost")?.store } else { args.store.open()? };
     if args.print_sql {
-        let script = match store {
-            Store::Postgres(_) => postroom_postgres::print_sql(args.lanes).map_err(of_postgres)?,
-            Store::Sqlite(_) => postroom_sqlite::print_sql(),
-        };
+        let script = store.print_sql(args.lanes)?;
         if json {
             show!("{}", serde_json::json!({ "sql": script }));
         } else {
@@ -42,19 +35,8 @@ pub async fn migrate(args: MigrateArgs, json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     let shown = store.shown();
-    let (applied, version): (Vec<String>, i64) = match store {
-        Store::Postgres(connector) => {
-            let migrated = postroom_postgres::migrate(&connector, args.lanes).await.map_err(of_postgres)?;
-            let names = migrated.applied.iter().map(|(number, name)| format!("{number:04} {name}")).collect();
-            (names, i64::from(migrated.version))
-        }
-        Store::Sqlite(path) => {
-            let mut connection = postroom_sqlite::connect(&path)?;
-            let applied = postroom_sqlite::migrate(&mut connection).map_err(of_sqlite)?;
-            let version = postroom_sqlite::status(&connection)?.schema_version;
-            (applied.iter().map(|(number, name)| format!("{number:04} {name}")).collect(), version)
-        }
-    };
+    let Migrated { applied, version } = store.migrate(args.lanes).await?;
+    let applied: Vec<String> = applied.iter().map(|(number, name)| format!("{number:04} {name}")).collect();
     if json {
         show!("{}", serde_json::json!({ "store": shown, "applied": applied, "schema_version": version }));
     } else if applied.is_empty() {
@@ -67,19 +49,14 @@ pub async fn migrate(args: MigrateArgs, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn of_postgres(error: MigrateError) -> Failure {
-    match error {
-        MigrateError::Store(error) => error.into(),
-        MigrateError::Lanes(_) => Failure::of(exit::USAGE, &error),
-        MigrateError::Changed { .. } | MigrateError::Newer { .. } | MigrateError::Failed { .. } => {
-            Failure::of(exit::FAILURE, &error)
+impl From<MigrateError> for Failure {
+    fn from(error: MigrateError) -> Self {
+        match error {
+            MigrateError::Store(error) => error.into(),
+            MigrateError::Lanes(_) => Self::of(exit::USAGE, &error),
+            MigrateError::Changed { .. } | MigrateError::Newer { .. } | MigrateError::Failed { .. } => {
+                Self::of(exit::FAILURE, &error)
+            }
         }
-    }
-}
-
-fn of_sqlite(error: postroom_sqlite::MigrateError) -> Failure {
-    match error {
-        postroom_sqlite::MigrateError::Store(error) => error.into(),
-        other => Failure::of(exit::FAILURE, &other),
     }
 }

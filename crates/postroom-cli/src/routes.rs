@@ -4,10 +4,9 @@ use clap::{Args, Subcommand};
 use postroom::{Deed, OnDead, Order, RouteChange, ShownRoute, TopicFilter};
 
 use crate::StoreArgs;
-use crate::dead::{actor, store};
+use crate::dead::actor;
 use crate::exit::{self, Failure};
 use crate::say::show;
-use crate::store::Store;
 
 #[derive(Debug, Args)]
 pub struct RoutesArgs {
@@ -47,10 +46,7 @@ struct SetArgs {
 pub async fn routes(args: RoutesArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List(args) => {
-            let routes = match store(&args)? {
-                Store::Postgres(connector) => postroom_postgres::routes(&connector).await?,
-                Store::Sqlite(path) => postroom_sqlite::routes(&postroom_sqlite::connect(&path)?)?,
-            };
+            let routes = args.open()?.routes().await?;
             print(&routes, json);
             Ok(())
         }
@@ -61,22 +57,17 @@ pub async fn routes(args: RoutesArgs, json: bool) -> Result<(), Failure> {
 async fn set(args: SetArgs, json: bool) -> Result<(), Failure> {
     let change = change(&args).map_err(|text| Failure::new(exit::USAGE, text))?;
     let (route, deed) = (args.route.as_str(), Deed { actor: actor(), reason: args.reason });
-    let now = match store(&args.store)? {
-        Store::Postgres(connector) => postroom_postgres::set_route(&connector, route, &change, &deed).await?,
-        Store::Sqlite(path) => {
-            postroom_sqlite::set_route(&mut postroom_sqlite::connect(&path)?, route, &change, &deed)?
-        }
-    };
+    let now = args.store.open()?.set_route(route, &change, &deed).await?;
     let Some(now) = now else {
         let text = format!("there is no route {route:?}; `postroom routes list` shows them. Nothing was changed");
         return Err(Failure::new(exit::FAILURE, text));
     };
-    let (order, on_dead) = (now.order.map(|order| order.as_str()), now.on_dead.map(|on_dead| on_dead.as_str()));
     if json {
-        let topics = now.topics.patterns();
+        let (topics, order, on_dead) = (now.topics.patterns(), now.order, now.on_dead);
         show!("{}", serde_json::json!({ "route": route, "topics": topics, "order": order, "on_dead": on_dead }));
     } else {
-        let (order, on_dead) = (order.unwrap_or("-"), on_dead.unwrap_or("-"));
+        let order = now.order.map_or("-", Order::as_str);
+        let on_dead = now.on_dead.map_or("-", OnDead::as_str);
         show!("route {route} takes {}; order {order}, on_dead {on_dead}", now.topics);
     }
     Ok(())
@@ -122,8 +113,8 @@ fn print(routes: &[ShownRoute], json: bool) {
             "{}  topics {}  order {}  on_dead {}  revision {}, set {:.0} s ago by {}",
             route.route,
             route.topics.join(", "),
-            route.order.unwrap_or("-"),
-            route.on_dead.unwrap_or("-"),
+            route.order.map_or("-", Order::as_str),
+            route.on_dead.map_or("-", OnDead::as_str),
             route.revision,
             route.set_seconds_ago,
             route.set_by

@@ -9,15 +9,15 @@ use postroom_relay::{Relay, Summary};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, Routed};
 use crate::exit::{self, Failure};
 use crate::say::{say, show};
-use crate::store::{RouteOptions, Store};
+use crate::store::{Fill, Opened};
 use crate::supervise::{Attempt, Ended, supervise};
 
 pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let config = config::load(path)?;
-    let store = Store::of(&config.store_url).map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
+    let store = Opened::of(&config.store_url).map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
     // Two relays of one name would take each other's lanes for their own: a part of the name is always ours alone.
     let unique = MessageId::new();
     let owner = match &config.relay.name {
@@ -32,7 +32,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     wait_for_signals(stop)?;
     let (config, store) = (Arc::new(config), Arc::new(store));
     let (mut relays, mut wakes) = (Vec::new(), Vec::new());
-    for (index, route) in config.routes.iter().enumerate() {
+    for (index, Routed { route, .. }) in config.routes.iter().enumerate() {
         let wake = Wake::new();
         wakes.push(wake.clone());
         let (config, store) = (config.clone(), store.clone());
@@ -57,19 +57,25 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         let stop = stopped.clone();
         let fill = move |_| -> Attempt<ReceiveCounters> {
             let (inbox, from) = (&config.inboxes[index], config.inboxes[index].from.clone());
-            let subscribe = move || from.open().map_err(postroom::BoxError::from);
+            let subscribe = Box::new(move || from.open().map_err(postroom::BoxError::from));
             let (consumer, lease) = (inbox.consumer.clone(), config.relay.lease);
-            let filling = store.fill_inbox(subscribe, consumer, owner.clone(), lease, stop_of(stop.clone()));
+            let stop = Box::pin(stop_of(stop.clone()));
+            let filling = store.fill_inbox(Fill { subscribe, consumer, owner: owner.clone(), lease, stop });
             Box::pin(async move { filling.await.map_err(|error| Failure::of(exit::FAILURE, &error)) })
         };
         receivers.push(supervise(format!("inbox {}", inbox.consumer), stopped, fill(0), fill));
     }
-    let _listener = store.listen(config.relay.listen, wakes)?;
+    let _listener = if config.relay.listen {
+        let text = "relay.listen: writers cannot notify through this store; leave it out, polling is cheap";
+        Some(store.store.listen(wakes).ok_or_else(|| Failure::new(exit::CONFIG, text))?)
+    } else {
+        None
+    };
     announce(&config, &owner);
 
     // All of them are awaited, also when one has failed.
     let (mut routes, mut inboxes) = (Vec::new(), Vec::new());
-    for (route, relay) in config.routes.iter().zip(relays) {
+    for (Routed { route, .. }, relay) in config.routes.iter().zip(relays) {
         routes.push((route.name.clone(), relay.ended().await));
     }
     for (inbox, receiver) in config.inboxes.iter().zip(receivers) {
@@ -97,7 +103,7 @@ fn unwritten(routes: &[(String, Ended<Summary>)]) -> Option<Failure> {
 #[derive(Clone)]
 struct Start {
     config: Arc<Config>,
-    store: Arc<Store>,
+    store: Arc<Opened>,
     index: usize,
     owner: String,
     wake: Wake,
@@ -107,33 +113,23 @@ struct Start {
 
 impl Start {
     async fn open(&self, restart: u64) -> Result<Relay, Failure> {
-        let (config, route) = (&self.config, &self.config.routes[self.index]);
+        let (config, store, Routed { route, sink: options }) =
+            (&self.config, &self.store.store, &self.config.routes[self.index]);
+        if let Some(what) = store.cannot(route) {
+            return Err(Failure::new(exit::CONFIG, format!("route {:?}: {what}", route.name)));
+        }
         // One that is started again must not take what the one before it may still be writing for its own: it waits for the
         // lease, as after a crash.
         let owner = if restart == 0 { self.owner.clone() } else { format!("{}/{restart}", self.owner) };
-        let options = RouteOptions {
-            name: route.name.clone(),
-            topics: route.topics.clone(),
-            owner,
-            lease: config.relay.lease,
-            start_at: route.start_at,
-            order: route.order,
-            on_dead: route.on_dead,
-        };
-        let source = self.store.source(options).await?;
-        let sink = route.sink.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;
-        tracing::info!(route = %route.name, topics = %route.topics, store = %self.store.shown(), sink = %route.sink.shown(), "relaying");
-        Ok(Relay::new(route.name.clone(), source, sink)
+        let source = store.source(route, &owner).await?;
+        let sink = options.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;
+        tracing::info!(route = %route.name, topics = %route.topics, store = %store.shown(), sink = %options.shown(), "relaying");
+        Ok(Relay::new(route.clone(), source, sink)
             .wake_by(self.wake.clone())
             .in_flight_max(config.relay.in_flight_max)
             .in_flight_bytes_max(config.relay.in_flight_bytes_max)
-            .order(route.order)
-            .on_dead(route.on_dead)
-            .rate(route.rate)
-            .breaker_after(route.breaker_after)
             .poll_idle(config.relay.poll_idle)
             .stop_deadline(config.relay.stop_deadline)
-            .retry(route.retry.clone())
             .seed(self.unique.as_uuid().as_u64_pair().1))
     }
 

@@ -3,25 +3,12 @@
 use postroom::{RouteStatus, StoreStatus};
 
 use crate::StoreArgs;
-use crate::config;
 use crate::exit::{self, Failure};
 use crate::say::show;
-use crate::store::Store;
 
 pub async fn status(args: &StoreArgs, json: bool) -> Result<(), Failure> {
-    let url = match &args.store {
-        Some(url) => url.clone(),
-        None => config::store_url(&args.config)?,
-    };
-    let store = Store::of(&url)?;
-    let status = match &store {
-        Store::Postgres(connector) => postroom_postgres::status(connector).await?,
-        Store::Sqlite(path) if !path.exists() => {
-            let text = format!("there is no file {}; run `postroom migrate` to create it", path.display());
-            return Err(Failure::new(exit::UNREACHABLE, text));
-        }
-        Store::Sqlite(path) => postroom_sqlite::status(&postroom_sqlite::connect(path)?)?,
-    };
+    let store = args.open()?;
+    let status = store.status().await?;
     if json {
         let text = serde_json::to_string(&status).map_err(|error| Failure::of(exit::FAILURE, &error))?;
         show!("{text}");

@@ -1,124 +1,85 @@
-//! The one list of stores: a URL's scheme chooses.
+//! The one list of stores: a URL's scheme chooses. Every command knows a store by `postroom::Store` and `postroom::Operator` alone.
 
 use std::future::Future;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{BoxError, Consumer, OnDead, Order, Source, Subscription, TopicFilter, Wake, redact_url};
+use postroom::{BoxError, Consumer, Store, Subscription, redact_url};
 use postroom_consumer::{Filler, ReceiveCounters, ReceiverFailed};
-use postroom_postgres::{Connector, Listener, LogSource, LogSourceOptions, POSITIONS_EVERY, PostgresSession, StartAt};
-use postroom_sqlite::{SqliteSession, SqliteSource, SqliteSourceOptions};
 
 use crate::exit::{self, Failure};
 
-/// A store, named by its URL.
-pub enum Store {
-    Postgres(Box<Connector>),
-    Sqlite(PathBuf),
+/// A kind of store.
+struct Kind {
+    /// How its URLs look, for people.
+    example: &'static str,
+    /// Opens the store that a URL names, and connects to nothing; none: it is not a URL of this kind.
+    open: fn(&str) -> Option<Result<Opened, Failure>>,
 }
 
-/// What a route wants of a store.
-pub struct RouteOptions {
-    pub name: String,
-    pub topics: TopicFilter,
+const STORES: &[Kind] =
+    &[Kind { example: "postgres://USER@HOST/DATABASE", open: postgres }, Kind { example: "sqlite:FILE", open: sqlite }];
+
+/// A store that the configuration or a command names.
+pub struct Opened {
+    pub store: Arc<dyn Store>,
+    fill: Box<dyn Fn(Fill) -> Receiving + Send + Sync>,
+}
+
+/// What fills an inbox of a store, and until when.
+pub struct Fill {
+    pub subscribe: Box<dyn Fn() -> Result<Arc<dyn Subscription>, BoxError> + Send + Sync>,
+    pub consumer: Consumer,
     pub owner: String,
     pub lease: Duration,
-    pub start_at: StartAt,
-    pub order: Order,
-    pub on_dead: OnDead,
+    pub stop: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 /// A receiver at work.
 pub type Receiving = Pin<Box<dyn Future<Output = Result<ReceiveCounters, ReceiverFailed>> + Send>>;
 
-impl Store {
+impl Opened {
     /// Reads the URL; connects to nothing.
     pub fn of(url: &str) -> Result<Self, Failure> {
-        if url.starts_with("postgres://") || url.starts_with("postgresql://") {
-            return Connector::new(url)
-                .map(|connector| Self::Postgres(Box::new(connector)))
-                .map_err(|error| Failure::of(exit::USAGE, &error));
-        }
-        if let Some(path) = postroom_sqlite::path_of(url) {
-            return Ok(Self::Sqlite(path));
-        }
-        let shown = redact_url(url);
-        Err(Failure::new(
-            exit::USAGE,
-            format!("store URL {shown:?} names no store: it wants postgres://USER@HOST/DATABASE or sqlite:FILE"),
-        ))
-    }
-
-    /// The URL without secrets.
-    pub fn shown(&self) -> String {
-        match self {
-            Self::Postgres(connector) => connector.shown().to_owned(),
-            Self::Sqlite(path) => format!("sqlite:{}", path.display()),
-        }
-    }
-
-    /// Wakes these relays when writers of other processes notify, as long as what it returns is kept.
-    pub fn listen(&self, listen: bool, wakes: Vec<Wake>) -> Result<Option<Listener>, Failure> {
-        match self {
-            Self::Postgres(connector) if listen => Ok(Some(Listener::new(connector.as_ref().clone(), wakes))),
-            Self::Sqlite(_) if listen => {
-                Err(Failure::new(exit::CONFIG, "relay.listen is not there on SQLite; leave it out, polling is cheap"))
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// The relay's source for one route.
-    pub async fn source(&self, route: RouteOptions) -> Result<Arc<dyn Source>, Failure> {
-        let RouteOptions { name, topics, owner, lease, start_at, order, on_dead } = route;
-        match self {
-            Self::Postgres(connector) => {
-                let options = LogSourceOptions {
-                    route: name,
-                    topics,
-                    owner,
-                    lease,
-                    start_at,
-                    order,
-                    on_dead,
-                    positions_every: POSITIONS_EVERY,
-                };
-                Ok(Arc::new(LogSource::open(connector.as_ref().clone(), options).await?))
-            }
-            Self::Sqlite(path) => {
-                if start_at == StartAt::Now {
-                    let text = format!("route {name:?}: start_at = \"now\" is not there on SQLite; leave it out");
-                    return Err(Failure::new(exit::CONFIG, text));
-                }
-                let options =
-                    SqliteSourceOptions { path: path.clone(), route: name, topics, owner, lease, order, on_dead };
-                Ok(Arc::new(SqliteSource::open(options)?))
-            }
-        }
+        STORES.iter().find_map(|kind| (kind.open)(url)).unwrap_or_else(|| {
+            let examples: Vec<&str> = STORES.iter().map(|kind| kind.example).collect();
+            let text = format!("store URL {:?} names no store; use {}", redact_url(url), examples.join(" or "));
+            Err(Failure::new(exit::USAGE, text))
+        })
     }
 
     /// Keeps what a queue brings, for an application that takes it from the store: one process at a time, the others stand by.
-    pub fn fill_inbox(
-        &self,
-        subscribe: impl Fn() -> Result<Arc<dyn Subscription>, BoxError> + Send + Sync + 'static,
-        consumer: Consumer,
-        owner: String,
-        lease: Duration,
-        stop: impl Future<Output = ()> + Send + 'static,
-    ) -> Receiving {
-        match self {
-            Self::Postgres(connector) => {
-                let connector = connector.as_ref().clone();
-                let open = move || PostgresSession::new(connector.clone());
-                Box::pin(Filler::new(subscribe, consumer, owner, open).lease(lease).run(stop))
-            }
-            Self::Sqlite(path) => {
-                let path = path.clone();
-                let open = move || SqliteSession::new(&path);
-                Box::pin(Filler::new(subscribe, consumer, owner, open).lease(lease).run(stop))
-            }
-        }
+    pub fn fill_inbox(&self, fill: Fill) -> Receiving {
+        (self.fill)(fill)
     }
+}
+
+fn postgres(url: &str) -> Option<Result<Opened, Failure>> {
+    use postroom_postgres::{Database, PostgresSession};
+    if !["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
+        return None;
+    }
+    let opened = |database: Database| {
+        let connector = database.connector().clone();
+        let fill = move |Fill { subscribe, consumer, owner, lease, stop }| -> Receiving {
+            let connector = connector.clone();
+            let open = move || PostgresSession::new(connector.clone());
+            Box::pin(Filler::new(subscribe, consumer, owner, open).lease(lease).run(stop))
+        };
+        Opened { store: Arc::new(database), fill: Box::new(fill) }
+    };
+    Some(Database::new(url).map(opened).map_err(|error| Failure::of(exit::USAGE, &error)))
+}
+
+fn sqlite(url: &str) -> Option<Result<Opened, Failure>> {
+    use postroom_sqlite::{Database, SqliteSession, path_of};
+    let path = path_of(url)?;
+    let database = Database::new(path.clone());
+    let fill = move |Fill { subscribe, consumer, owner, lease, stop }| -> Receiving {
+        let path = path.clone();
+        let open = move || SqliteSession::new(&path);
+        Box::pin(Filler::new(subscribe, consumer, owner, open).lease(lease).run(stop))
+    };
+    Some(Ok(Opened { store: Arc::new(database), fill: Box::new(fill) }))
 }

@@ -4,10 +4,8 @@ use clap::Args;
 use postroom::MessageId;
 
 use crate::StoreArgs;
-use crate::dead::store;
 use crate::exit::{self, Failure};
 use crate::say::show;
-use crate::store::Store;
 
 #[derive(Debug, Args)]
 pub struct WhyArgs {
@@ -18,10 +16,7 @@ pub struct WhyArgs {
 }
 
 pub async fn why(args: WhyArgs, json: bool) -> Result<(), Failure> {
-    let found = match store(&args.store)? {
-        Store::Postgres(connector) => postroom_postgres::whereabouts(&connector, args.id).await?,
-        Store::Sqlite(path) => postroom_sqlite::whereabouts(&postroom_sqlite::connect(&path)?, args.id)?,
-    };
+    let found = args.store.open()?.whereabouts(args.id).await?;
     if found.is_empty() {
         let text = format!(
             "no message {} is known: its transaction did not commit, no relay has ever run, or retention removed it",

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use postroom::{BoxError, Consumer, Message, MessageId, Order, TopicFilter, Wake};
+use postroom::{BoxError, Consumer, Message, MessageId, Route, Store, TopicFilter, Wake};
 use postroom_brokers::in_process::InProcessBroker;
 use postroom_consumer::{Handle, HandlerError, Handlers, Incoming, Receiver};
 use postroom_relay::Relay;
-use postroom_sqlite::{Sqlite, SqliteSession, SqliteSource, SqliteSourceOptions, SqliteTransaction};
+use postroom_sqlite::{Database, Sqlite, SqliteSession, SqliteTransaction};
 use rusqlite::{TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -48,17 +48,10 @@ pub async fn run(path: &Path, jobs: i64) -> Result<i64, BoxError> {
     let until = |mut stopped: watch::Receiver<bool>| async move {
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
-    let source = SqliteSource::open(SqliteSourceOptions {
-        path: path.to_owned(),
-        route: "mails".to_owned(),
-        topics: TopicFilter::all(),
-        owner: format!("worker/{}", MessageId::new()),
-        lease: Duration::from_secs(15),
-        order: Order::Key,
-        on_dead: postroom::OnDead::Skip,
-    })?;
+    let route = Route::new("mails");
+    let source = Database::new(path).source(&route, &format!("worker/{}", MessageId::new())).await?;
     let wake = Wake::new();
-    let relay = Relay::new("mails", Arc::new(source), Arc::new(broker.sink())).wake_by(wake.clone());
+    let relay = Relay::new(route, source, Arc::new(broker.sink())).wake_by(wake.clone());
     let relay = tokio::spawn(relay.run(until(stopped.clone())));
     let sessions = path.to_owned();
     let handlers = Handlers::new().on("mail.send", Mails);

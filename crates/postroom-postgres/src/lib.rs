@@ -11,6 +11,8 @@ mod outbox;
 #[cfg(feature = "tokio-postgres")]
 mod connect;
 #[cfg(feature = "tokio-postgres")]
+mod database;
+#[cfg(feature = "tokio-postgres")]
 mod link;
 #[cfg(feature = "tokio-postgres")]
 mod log;
@@ -24,19 +26,15 @@ mod text;
 #[cfg(feature = "tokio-postgres")]
 pub use connect::{Connector, InvalidUrl};
 #[cfg(feature = "tokio-postgres")]
+pub use database::Database;
+#[cfg(feature = "tokio-postgres")]
 pub use inbox::PostgresSession;
 #[cfg(feature = "sqlx")]
 pub use inbox::{SqlxPostgres, SqlxSession};
 #[cfg(feature = "tokio-postgres")]
-pub use log::{Listener, LogSource, LogSourceOptions, Notifier, POSITIONS_EVERY, ReadCounters, StartAt};
+pub use log::{Listener, LogSource, Notifier, ReadCounters};
 #[cfg(feature = "tokio-postgres")]
-pub use migrate::{LANES_DEFAULT, MigrateError, Migrated, migrate, print_sql, schema_version};
-#[cfg(feature = "tokio-postgres")]
-pub use operate::{
-    act_on_key, dead_letters, dead_payload, discard_dead, prune_inbox, retry_dead, routes, set_route, status,
-    waiting_keys, whereabouts,
-};
-
+pub use migrate::{LANES_DEFAULT, migrate, print_sql, schema_version};
 /// The outbox and the inbox in PostgreSQL. It has no connection of its own: it works in the caller's transaction.
 ///
 /// Implements `Outbox` and `Inbox` for `tokio_postgres::Transaction` (feature `tokio-postgres`) and `Outbox` and `Inbox`

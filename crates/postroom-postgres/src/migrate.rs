@@ -1,6 +1,6 @@
 //! Numbered migrations, each in its own transaction, safe to repeat and to run from several processes at once.
 
-use postroom::{BoxError, StoreError};
+use postroom::{MigrateError, Migrated};
 use sha2::{Digest, Sha256};
 use tokio_postgres::Transaction;
 
@@ -49,56 +49,6 @@ create table if not exists postroom.migrations (
     applied_at timestamptz not null default clock_timestamp()
 );";
 
-/// Why the schema was not brought up to date. Nothing was changed: all migrations of a run are one transaction.
-#[derive(Debug, thiserror::Error)]
-pub enum MigrateError {
-    /// The database could not be reached or refused.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// An applied migration differs from the one in this program.
-    #[error(
-        "migrate: migration {number} ({name}) was applied with other content than this program has; \
-         use the version that applied it, or restore the migration file"
-    )]
-    Changed {
-        /// Its number.
-        number: i32,
-        /// Its name.
-        name: String,
-    },
-    /// The schema is newer than this program.
-    #[error("migrate: the schema has migration {number}, this program knows only {known}; use a newer postroom")]
-    Newer {
-        /// Newest number in the database.
-        number: i32,
-        /// Newest number in this program.
-        known: i32,
-    },
-    /// The number of lanes is out of range.
-    #[error("migrate: {0} lanes; choose 1 to 1024")]
-    Lanes(u16),
-    /// A migration failed; everything was rolled back.
-    #[error("apply migration {number} ({name}); everything was rolled back")]
-    Failed {
-        /// Its number.
-        number: i32,
-        /// Its name.
-        name: &'static str,
-        /// The database's answer.
-        #[source]
-        source: BoxError,
-    },
-}
-
-/// What a migration run did.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Migrated {
-    /// Numbers and names applied by this run; empty when the schema was up to date.
-    pub applied: Vec<(i32, &'static str)>,
-    /// Number of the newest migration.
-    pub version: i32,
-}
-
 /// Brings the schema up to date, in one transaction. `lanes` counts only when the schema is new.
 pub async fn migrate(connector: &Connector, lanes: u16) -> Result<Migrated, MigrateError> {
     check_lanes(lanes)?;
@@ -129,9 +79,9 @@ async fn apply(client: &Transaction<'_>, lanes: u16) -> Result<Migrated, Migrate
         let (number, name, sum): (i32, String, String) = (row.get(0), row.get(1), row.get(2));
         newest = number;
         match MIGRATIONS.iter().find(|migration| migration.number == number) {
-            None => return Err(MigrateError::Newer { number, known }),
+            None => return Err(MigrateError::Newer { number: number.into(), known: known.into() }),
             Some(migration) if checksum(migration.sql) != sum && migration.formerly != Some(sum.as_str()) => {
-                return Err(MigrateError::Changed { number, name });
+                return Err(MigrateError::Changed { number: number.into(), name });
             }
             Some(_) => {}
         }
@@ -139,7 +89,7 @@ async fn apply(client: &Transaction<'_>, lanes: u16) -> Result<Migrated, Migrate
     let mut applied = Vec::new();
     for migration in MIGRATIONS.iter().filter(|migration| migration.number > newest) {
         let failed = |error: tokio_postgres::Error| MigrateError::Failed {
-            number: migration.number,
+            number: migration.number.into(),
             name: migration.name,
             source: error.into(),
         };
@@ -151,9 +101,9 @@ async fn apply(client: &Transaction<'_>, lanes: u16) -> Result<Migrated, Migrate
             )
             .await
             .map_err(failed)?;
-        applied.push((migration.number, migration.name));
+        applied.push((migration.number.into(), migration.name));
     }
-    Ok(Migrated { applied, version: known.max(newest) })
+    Ok(Migrated { applied, version: known.max(newest).into() })
 }
 
 /// The whole schema as one script, for those who apply migrations by their own tool. Running it is the same as `migrate`

@@ -1,6 +1,6 @@
 //! Text columns as they come: a database in the encoding SQL_ASCII checks nothing, so bytes may be there that are no UTF-8.
 
-use postroom::StoreError;
+use postroom::{BoxError, StoreError};
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, Type};
 
@@ -61,4 +61,10 @@ pub(crate) fn shown(row: &Row, column: usize) -> Result<String, tokio_postgres::
 /// The same of one that may be null.
 pub(crate) fn shown_opt(row: &Row, column: usize) -> Result<Option<String>, tokio_postgres::Error> {
     Ok(row.try_get::<_, Option<Text>>(column)?.map(|text| text.text))
+}
+
+/// A column that holds one of our own words, as what it means.
+pub(crate) fn word<T>(row: &Row, column: usize, of: impl Fn(&str) -> Option<T>) -> Result<T, BoxError> {
+    let word = shown(row, column)?;
+    of(&word).ok_or_else(|| format!("{word:?} means nothing to this version of postroom; use a newer one").into())
 }

@@ -10,8 +10,8 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use postroom::{
-    Batch, Failure, LostLane, Message, MessageSpan, Noted, OnDead, Order, RetryPolicy, Sink, Source, Step, StoreError,
-    Verdict, Verdicts, Wake, crash_point, crash_point_over, fingerprint,
+    Batch, Failure, LostLane, Message, MessageSpan, Noted, Route, Sink, Source, Step, StoreError, Verdict, Verdicts,
+    Wake, crash_point, crash_point_over, fingerprint,
 };
 
 use crate::engine::Engine;
@@ -26,19 +26,14 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 ///
 /// A crash at any moment loses nothing and repeats at most `in_flight_max` messages, with the same ids.
 pub struct Relay {
-    route: String,
+    route: Route,
     source: Arc<dyn Source>,
     sink: Arc<dyn Sink>,
     wake: Wake,
     in_flight_max: usize,
     in_flight_bytes_max: usize,
-    order: Order,
-    on_dead: OnDead,
-    rate: Option<u32>,
-    breaker_after: u32,
     poll_idle: Duration,
     stop_deadline: Duration,
-    retry: RetryPolicy,
     seed: u64,
 }
 
@@ -57,23 +52,18 @@ pub struct Summary {
 }
 
 impl Relay {
-    /// A relay with the default options: 2,000 messages and 64 MiB in flight, strict order within a key, dead messages are
-    /// skipped, no rate limit, refusals alone do not open the breaker, idle poll 200 ms, stop deadline 20 s.
-    pub fn new(route: impl Into<String>, source: Arc<dyn Source>, sink: Arc<dyn Sink>) -> Self {
+    /// A relay of this route with 2,000 messages and 64 MiB in flight, an idle poll of 200 ms, and a stop deadline of 20 s. The
+    /// source has to be of the same route.
+    pub fn new(route: Route, source: Arc<dyn Source>, sink: Arc<dyn Sink>) -> Self {
         Self {
-            route: route.into(),
+            route,
             source,
             sink,
             wake: Wake::new(),
             in_flight_max: 2000,
             in_flight_bytes_max: 64 << 20,
-            order: Order::default(),
-            on_dead: OnDead::default(),
-            rate: None,
-            breaker_after: 0,
             poll_idle: Duration::from_millis(200),
             stop_deadline: Duration::from_secs(20),
-            retry: RetryPolicy::default(),
             seed: 0,
         }
     }
@@ -96,32 +86,6 @@ impl Relay {
         self
     }
 
-    /// Order within a key. The source has to be opened with the same.
-    pub fn order(mut self, order: Order) -> Self {
-        self.order = order;
-        self
-    }
-
-    /// What becomes of a key whose message is dead.
-    pub fn on_dead(mut self, on_dead: OnDead) -> Self {
-        self.on_dead = on_dead;
-        self
-    }
-
-    /// Most messages a second; none: as many as the sink takes.
-    pub fn rate(mut self, per_second: Option<u32>) -> Self {
-        self.rate = per_second.filter(|rate| *rate > 0);
-        self
-    }
-
-    /// Refusals in a row, of whatever messages, after which the sink is left alone for 1 s, then 2 s, up to 30 s, with one
-    /// message tried between; 0, the default: never. For sinks with one service behind them: behind a broker, messages that no
-    /// queue takes would hold up all others.
-    pub fn breaker_after(mut self, refusals: u32) -> Self {
-        self.breaker_after = refusals;
-        self
-    }
-
     /// Longest wait between two polls when there is nothing to do.
     pub fn poll_idle(mut self, wait: Duration) -> Self {
         self.poll_idle = wait.max(Duration::from_millis(1));
@@ -131,12 +95,6 @@ impl Relay {
     /// How long a stop may take before it leaves unfinished what is in flight; a year at most.
     pub fn stop_deadline(mut self, deadline: Duration) -> Self {
         self.stop_deadline = deadline.min(LONGEST);
-        self
-    }
-
-    /// What becomes of failed messages.
-    pub fn retry(mut self, policy: RetryPolicy) -> Self {
-        self.retry = policy;
         self
     }
 
@@ -153,12 +111,12 @@ impl Relay {
         let mut engine = Engine::new(EngineOptions {
             in_flight_max: self.in_flight_max,
             in_flight_bytes_max: self.in_flight_bytes_max,
-            order: self.order,
-            on_dead: self.on_dead,
-            rate: self.rate,
-            breaker_after: self.breaker_after,
+            order: self.route.order,
+            on_dead: self.route.on_dead,
+            rate: self.route.rate.filter(|rate| *rate > 0),
+            breaker_after: self.route.breaker_after,
             poll_idle: self.poll_idle,
-            retry: self.retry.clone(),
+            retry: self.route.retry.clone(),
             // Often enough that a lane left by another relay is taken within two seconds of its lease.
             renew_every: (self.source.lease() / 3).min(Duration::from_secs(1)),
             sink: self.sink.limits(),
@@ -186,7 +144,7 @@ impl Relay {
                 biased;
                 () = &mut stop, if deadline.is_none() => {
                     deadline = Some(Instant::now() + self.stop_deadline);
-                    tracing::info!(route = %self.route, in_flight = engine.in_flight(), "stopping: finishing what is in flight");
+                    tracing::info!(route = %self.route.name, in_flight = engine.in_flight(), "stopping: finishing what is in flight");
                     Some(Input::Stop)
                 }
                 Some(input) = work.next(), if !work.is_empty() => input,
@@ -203,13 +161,13 @@ impl Relay {
         drop(work);
         let unfinished = engine.unfinished();
         if unfinished > 0 {
-            tracing::warn!(route = %self.route, unfinished, "stopped at the deadline; these are published again");
+            tracing::warn!(route = %self.route.name, unfinished, "stopped at the deadline; these are published again");
         }
         let released = self.close().await;
         let unwritten = engine.unrecorded() + if released && unfinished == 0 { 0 } else { engine.settled_ahead() };
         if unwritten > 0 {
             tracing::warn!(
-                route = %self.route, unwritten,
+                route = %self.route.name, unwritten,
                 "stopped with so many that are done and not covered by a saved position: those that the sink has may be sent again"
             );
         }
@@ -226,12 +184,12 @@ impl Relay {
                 false
             }
             Err(_) => {
-                tracing::warn!(route = %self.route, "the lanes were not given back in time; the lease will expire");
+                tracing::warn!(route = %self.route.name, "the lanes were not given back in time; the lease will expire");
                 false
             }
         };
         if tokio::time::timeout(CLOSE_DEADLINE, self.sink.close()).await.is_err() {
-            tracing::warn!(route = %self.route, "the sink was not closed in time; its connections end with the process");
+            tracing::warn!(route = %self.route.name, "the sink was not closed in time; its connections end with the process");
         }
         released
     }
@@ -249,7 +207,7 @@ impl Relay {
                 let claimed = self.source.claim(want).await;
                 self.tell_lost(claimed.as_ref().map_or(&[][..], |claimed| &claimed.lost_lanes));
                 for delivery in claimed.iter().flat_map(|claimed| &claimed.deliveries) {
-                    drop(MessageSpan::begin(Step::Claim, &delivery.message, "postroom", &self.route));
+                    drop(MessageSpan::begin(Step::Claim, &delivery.message, "postroom", &self.route.name));
                 }
                 Some(Input::Claimed(claimed.inspect_err(|error| drop(self.complain("claim messages", error))).ok()))
             }),
@@ -312,7 +270,7 @@ impl Relay {
         if !lost.is_empty() {
             let lanes: Vec<String> = lost.iter().map(|lost| lost.lane.to_string()).collect();
             tracing::warn!(
-                route = %self.route, lanes = %lanes.join(","),
+                route = %self.route.name, lanes = %lanes.join(","),
                 "lost lanes; what was in hand of them is published again by whoever has them"
             );
         }
@@ -326,14 +284,14 @@ impl Relay {
         });
         if let Some(why) = unknown.next() {
             let messages = 1 + unknown.count();
-            tracing::warn!(route = %self.route, messages, "nobody knows whether the sink has these; they are published again: {why}");
+            tracing::warn!(route = %self.route.name, messages, "nobody knows whether the sink has these; they are published again: {why}");
         }
     }
 
     /// Who failed and why; of the payload only its keyed hash.
     fn tell_failure(&self, message: &Message, failure: &Failure) {
         tracing::info!(
-            route = %self.route, id = %message.id, topic = message.topic, r#type = message.kind, tenant = message.tenant_id,
+            route = %self.route.name, id = %message.id, topic = message.topic, r#type = message.kind, tenant = message.tenant_id,
             aggregate_type = message.aggregate_type, aggregate = message.aggregate_id, version = message.aggregate_version,
             payload = %fingerprint(message), "the sink did not take a message: {}", failure.reason
         );
@@ -342,7 +300,7 @@ impl Relay {
     fn panicked(&self, what: &str, panic: &(dyn Any + Send)) -> String {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no text".to_owned());
-        tracing::error!(route = %self.route, "panicked to {what}: {text}");
+        tracing::error!(route = %self.route.name, "panicked to {what}: {text}");
         format!("the sink panicked: {text}")
     }
 
@@ -357,9 +315,9 @@ impl Relay {
         }
         let needs_a_person = error.downcast_ref::<StoreError>().is_some_and(|error| !error.is_transient());
         if needs_a_person {
-            tracing::error!(route = %self.route, "failed to {what}: {text}");
+            tracing::error!(route = %self.route.name, "failed to {what}: {text}");
         } else {
-            tracing::warn!(route = %self.route, "failed to {what}: {text}");
+            tracing::warn!(route = %self.route.name, "failed to {what}, it will be tried again: {text}");
         }
         text
     }

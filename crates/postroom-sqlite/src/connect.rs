@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use postroom::StoreError;
-use rusqlite::Connection;
+use rusqlite::types::Type;
+use rusqlite::{Connection, Row};
 
 /// How long a writer waits for another one before it is told that the database is busy.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,6 +28,13 @@ pub fn path_of(url: &str) -> Option<PathBuf> {
     let path = url.strip_prefix("sqlite:")?;
     let path = path.strip_prefix("//").unwrap_or(path);
     (!path.is_empty()).then(|| PathBuf::from(path))
+}
+
+/// A column that holds one of our own words, as what it means.
+pub(crate) fn word<T>(row: &Row<'_>, column: usize, of: impl Fn(&str) -> Option<T>) -> Result<T, rusqlite::Error> {
+    let word: String = row.get(column)?;
+    let unknown = || format!("{word:?} means nothing to this version of postroom; use a newer one").into();
+    of(&word).ok_or_else(|| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, unknown()))
 }
 
 /// Sorts a driver error by what can be done about it.

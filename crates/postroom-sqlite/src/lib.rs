@@ -6,6 +6,8 @@
 #[cfg(feature = "rusqlite")]
 mod connect;
 #[cfg(feature = "rusqlite")]
+mod database;
+#[cfg(feature = "rusqlite")]
 mod inbox;
 #[cfg(feature = "rusqlite")]
 mod log;
@@ -18,17 +20,13 @@ mod outbox;
 #[cfg(feature = "rusqlite")]
 pub use connect::{connect, path_of};
 #[cfg(feature = "rusqlite")]
+pub use database::Database;
+#[cfg(feature = "rusqlite")]
 pub use inbox::{SqliteSession, SqliteTransaction};
 #[cfg(feature = "rusqlite")]
-pub use log::{SqliteSource, SqliteSourceOptions};
+pub use log::SqliteSource;
 #[cfg(feature = "rusqlite")]
-pub use migrate::{MigrateError, migrate, print_sql};
-#[cfg(feature = "rusqlite")]
-pub use operate::{
-    act_on_key, dead_letters, dead_payload, discard_dead, prune_inbox, retry_dead, routes, set_route, status,
-    waiting_keys, whereabouts,
-};
-
+pub use migrate::{migrate, print_sql};
 /// The outbox and the inbox in SQLite. It has no connection of its own: it works in the caller's transaction.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sqlite;

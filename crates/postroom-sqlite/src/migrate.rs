@@ -1,6 +1,6 @@
 //! Numbered migrations in one immediate transaction, safe to repeat and to run from several processes at once.
 
-use postroom::StoreError;
+use postroom::{MigrateError, Migrated, StoreError};
 use rusqlite::{Connection, TransactionBehavior, params};
 use sha2::{Digest, Sha256};
 
@@ -19,42 +19,30 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (
     number integer primary key, name text not null, checksum text not null);";
 
-/// Why the schema was not brought up to date. Nothing was changed.
-#[derive(Debug, thiserror::Error)]
-pub enum MigrateError {
-    /// The file could not be opened or written.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// An applied migration differs from the one in this program.
-    #[error(
-        "migrate: migration {0} was applied with other content than this program has; use the version that applied it"
-    )]
-    Changed(i64),
-    /// The schema is newer than this program.
-    #[error("migrate: the schema has migration {0}, which this program does not know; use a newer postroom")]
-    Newer(i64),
-}
-
-/// Brings the schema up to date; returns the numbers and names that this run applied.
-pub fn migrate(connection: &mut Connection) -> Result<Vec<(i64, &'static str)>, MigrateError> {
+/// Brings the schema up to date, in one transaction.
+pub fn migrate(connection: &mut Connection) -> Result<Migrated, MigrateError> {
     let failed = |error| MigrateError::Store(store_error("migrate the schema", error));
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
     tx.execute_batch(BOOKKEEPING).map_err(failed)?;
-    let present: Vec<(i64, String)> = tx
-        .prepare("select number, checksum from postroom_migrations order by number")
-        .and_then(|mut statement| statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect())
+    let present: Vec<(i64, String, String)> = tx
+        .prepare("select number, name, checksum from postroom_migrations order by number")
+        .and_then(|mut statement| statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?.collect())
         .map_err(failed)?;
-    for (number, sum) in &present {
+    let known = schema_version();
+    for (number, name, sum) in &present {
         match MIGRATIONS.iter().find(|(known, _, _)| known == number) {
-            None => return Err(MigrateError::Newer(*number)),
-            Some((_, _, sql)) if checksum(sql) != *sum => return Err(MigrateError::Changed(*number)),
+            None => return Err(MigrateError::Newer { number: *number, known }),
+            Some((_, _, sql)) if checksum(sql) != *sum => {
+                return Err(MigrateError::Changed { number: *number, name: name.clone() });
+            }
             Some(_) => {}
         }
     }
-    let newest = present.last().map_or(0, |(number, _)| *number);
+    let newest = present.last().map_or(0, |(number, _, _)| *number);
     let mut applied = Vec::new();
     for (number, name, sql) in MIGRATIONS.iter().filter(|(number, _, _)| *number > newest) {
-        tx.execute_batch(sql).map_err(failed)?;
+        let failed_at = |error: rusqlite::Error| MigrateError::Failed { number: *number, name, source: error.into() };
+        tx.execute_batch(sql).map_err(failed_at)?;
         tx.execute(
             "insert into postroom_migrations (number, name, checksum) values (?1, ?2, ?3)",
             params![number, name, checksum(sql)],
@@ -63,7 +51,7 @@ pub fn migrate(connection: &mut Connection) -> Result<Vec<(i64, &'static str)>, 
         applied.push((*number, *name));
     }
     tx.commit().map_err(failed)?;
-    Ok(applied)
+    Ok(Migrated { applied, version: known })
 }
 
 /// The whole schema as one script.
@@ -80,6 +68,13 @@ pub fn print_sql() -> String {
 /// Number of the newest migration that this program knows.
 pub(crate) fn schema_version() -> i64 {
     MIGRATIONS.last().map_or(0, |(number, _, _)| *number)
+}
+
+/// Number of the newest migration of a file.
+pub(crate) fn version(connection: &Connection) -> Result<i64, StoreError> {
+    connection
+        .query_row("select max(number) from postroom_migrations", [], |row| row.get(0))
+        .map_err(|error| store_error("read the schema version", error))
 }
 
 fn checksum(sql: &str) -> String {

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use postroom::{
-    Admission, Consumer, EnqueueError, GuardError, Inbox, Message, MessageId, Origin, Outbox, Outcome,
-    PAYLOAD_BYTES_MAX, Settlement, Source, Token, TopicFilter, Want,
+    Admission, Consumer, EnqueueError, GuardError, Inbox, Message, MessageId, Operator, Origin, Outbox, Outcome,
+    PAYLOAD_BYTES_MAX, Route, Settlement, Source, Token, TopicFilter, Want,
 };
-use postroom_sqlite::{Sqlite, SqliteSource, SqliteSourceOptions, connect, migrate};
+use postroom_sqlite::{Database, Sqlite, SqliteSource, connect, migrate};
 use rusqlite::{Connection, TransactionBehavior};
 use sqlx::Connection as _;
 
@@ -30,17 +30,17 @@ fn prepared() -> (File, Connection) {
     (File(path), connection)
 }
 
+fn store(file: &File) -> Database {
+    Database::new(&file.0)
+}
+
+fn route(topics: &[&str]) -> Route {
+    let topics = TopicFilter::new(topics.iter().copied()).unwrap();
+    Route { topics, lease: Duration::from_secs(600), ..Route::new("orders") }
+}
+
 async fn source(file: &File, owner: &str) -> SqliteSource {
-    let options = SqliteSourceOptions {
-        path: file.0.clone(),
-        route: "orders".to_owned(),
-        topics: TopicFilter::new(["orders"]).unwrap(),
-        owner: owner.to_owned(),
-        lease: Duration::from_secs(600),
-        order: postroom::Order::Key,
-        on_dead: postroom::OnDead::Skip,
-    };
-    let source = SqliteSource::open(options).unwrap();
+    let source = SqliteSource::open(&store(file), &route(&["orders"]), owner).unwrap();
     source.renew(&postroom::Report::default()).await.unwrap();
     source
 }
@@ -133,7 +133,7 @@ async fn a_failed_message_parks_its_key_in_order() {
         Outcome::Dead { attempts: 8, cause: postroom::Cause::Exhausted, error: "no".to_owned(), blocks_key: false };
     source.settle(&[settled(run[0].token, dead), settled(run[1].token, Outcome::Done)]).await.unwrap();
     source.settle(&[settled(run[2].token, Outcome::Done)]).await.unwrap();
-    let status = postroom_sqlite::status(&connection).unwrap();
+    let status = store(&file).status().await.unwrap();
     let route = &status.routes[0];
     assert_eq!((route.backlog, route.parked, route.dead, route.lanes_held), (0, 0, 1, 1));
 }
@@ -208,7 +208,7 @@ async fn sqlx_transactions_write_and_admit() {
 #[test]
 fn migrating_again_changes_nothing_and_a_changed_schema_is_refused() {
     let (_file, mut connection) = prepared();
-    assert!(migrate(&mut connection).unwrap().is_empty());
+    assert!(migrate(&mut connection).unwrap().applied.is_empty());
     connection.execute("update postroom_migrations set checksum = 'x'", []).unwrap();
     assert!(migrate(&mut connection).is_err());
 }
@@ -316,18 +316,10 @@ async fn a_file_restored_in_place_or_replaced_under_a_running_relay_loses_nothin
 #[tokio::test]
 async fn a_relay_with_fewer_topics_or_a_looser_order_takes_what_the_route_takes() {
     let (file, mut connection) = prepared();
-    let options = |owner: &str, topics: &[&str], order| SqliteSourceOptions {
-        path: file.0.clone(),
-        route: "orders".to_owned(),
-        topics: TopicFilter::new(topics.iter().copied()).unwrap(),
-        owner: owner.to_owned(),
-        lease: Duration::from_secs(600),
-        order,
-        on_dead: postroom::OnDead::Skip,
-    };
-    let old = SqliteSource::open(options("old", &["orders"], postroom::Order::None)).unwrap();
+    let loose = Route { order: postroom::Order::None, ..route(&["orders"]) };
+    let old = SqliteSource::open(&store(&file), &loose, "old").unwrap();
     old.renew(&postroom::Report::default()).await.unwrap();
-    let _new = SqliteSource::open(options("new", &["orders", "billing"], postroom::Order::Key)).unwrap();
+    let _new = SqliteSource::open(&store(&file), &route(&["orders", "billing"]), "new").unwrap();
     let billing = Message::new("billing", "bill.sent", "x");
     enqueue(&mut connection, std::slice::from_ref(&billing));
     assert_eq!(until_out(&old, &[billing.id]).await, [billing.id]);

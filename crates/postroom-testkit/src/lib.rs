@@ -1,6 +1,8 @@
 //! What the tests of postroom share. Never a dependency of anything that ships.
 
 pub mod chance;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod judge;
 #[cfg(feature = "postgres")]
 pub mod postgres;

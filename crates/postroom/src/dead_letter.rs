@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::delivery::Cause;
 use crate::message::{Headers, MessageId};
+use crate::words::words;
 
 /// Whose dead letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -14,6 +16,31 @@ pub enum Side {
     Out,
     /// A consumer could not handle them; the route of such a letter is its consumer.
     In,
+}
+
+words!(Side { Out => "out", In => "in" });
+
+/// What an operator does to dead letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeadDeed {
+    /// They are given back to their relay or consumer, with their ids and all their attempts before them.
+    Retry,
+    /// They are deleted for good; the audit row keeps their ids.
+    Discard,
+}
+
+words!(DeadDeed { Retry => "retry", Discard => "discard" });
+
+impl DeadDeed {
+    /// The action in the audit row.
+    pub fn action(self, side: Side) -> &'static str {
+        match (side, self) {
+            (Side::Out, Self::Retry) => "dead.retry",
+            (Side::Out, Self::Discard) => "dead.discard",
+            (Side::In, Self::Retry) => "inbox.retry",
+            (Side::In, Self::Discard) => "inbox.discard",
+        }
+    }
 }
 
 /// Which dead letters; every condition given has to hold.
@@ -77,8 +104,8 @@ pub struct DeadLetter {
     pub aggregate_id: Option<String>,
     /// Attempts burned.
     pub attempts: i64,
-    /// `exhausted`, `permanent` or `poison`.
-    pub cause: String,
+    /// Why it is dead.
+    pub cause: Cause,
     /// The last error.
     pub error: String,
     /// How long ago it died, in seconds, by the database's clock.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::message::{Message, MessageId};
+use crate::words::words;
 
 /// Names a delivery within the source that handed it out; meaningless anywhere else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,16 +56,7 @@ pub enum Cause {
     Poison,
 }
 
-impl Cause {
-    /// The word in the table and on the screen.
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::Exhausted => "exhausted",
-            Self::Permanent => "permanent",
-            Self::Poison => "poison",
-        }
-    }
-}
+words!(Cause { Exhausted => "exhausted", Permanent => "permanent", Poison => "poison" });
 
 /// What is to be recorded about a delivery.
 #[derive(Debug, Clone, PartialEq)]
@@ -119,16 +111,7 @@ pub enum ParkedState {
     Scheduled,
 }
 
-impl ParkedState {
-    /// The word in the table and on the screen.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Retry => "retry",
-            Self::Queued => "queued",
-            Self::Scheduled => "scheduled",
-        }
-    }
-}
+words!(ParkedState { Retry => "retry", Queued => "queued", Scheduled => "scheduled" });
 
 /// What an outcome changes in a store beside positions.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,7 +7,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The store could not be reached, or the connection broke; the same call may succeed later.
-    #[error("reach the store ({what}); it will be tried again")]
+    #[error("reach the store ({what})")]
     Unavailable {
         /// What was being done.
         what: &'static str,
@@ -17,7 +17,7 @@ pub enum StoreError {
     },
     /// The store was reached and could not do it now: a lock timeout, a deadlock, a serialization failure, a server that
     /// starts or stops, resources used up. The same call may succeed later.
-    #[error("{what}; the store is busy, it will be tried again")]
+    #[error("{what}; the store is busy")]
     Busy {
         /// What was being done.
         what: &'static str,

@@ -2,6 +2,21 @@
 
 use serde::Serialize;
 
+use crate::words::words;
+
+/// What a key waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitsFor {
+    /// Its first message failed and is tried again.
+    Retry,
+    /// Its message is dead, and the route blocks such keys.
+    Dead,
+    /// An operator parked it.
+    Parked,
+}
+
+words!(WaitsFor { Retry => "retry", Dead => "dead", Parked => "parked" });
+
 /// A key of which messages wait.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WaitingKey {
@@ -9,9 +24,8 @@ pub struct WaitingKey {
     pub route: String,
     /// The key.
     pub key: String,
-    /// What it waits for: `retry` (its first message failed and is tried again), `dead` (its message is dead, and the route
-    /// blocks such keys) or `parked` (an operator parked it).
-    pub waits_for: String,
+    /// What it waits for.
+    pub waits_for: WaitsFor,
     /// Message at its head, if it has one.
     pub head: Option<String>,
     /// Messages parked in it.
@@ -37,9 +51,11 @@ pub enum KeyDeed {
     Skip,
 }
 
+words!(KeyDeed { Park => "park", Unpark => "unpark", Skip => "skip" });
+
 impl KeyDeed {
-    /// The word in the audit row.
-    pub fn as_str(&self) -> &'static str {
+    /// The action in the audit row.
+    pub fn action(self) -> &'static str {
         match self {
             Self::Park => "key.park",
             Self::Unpark => "key.unpark",
@@ -48,14 +64,48 @@ impl KeyDeed {
     }
 }
 
+/// Where a message is on a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// In the outbox, in front of the route's position.
+    Waiting,
+    /// Delayed, and not due yet.
+    Scheduled,
+    /// It failed and is tried again.
+    Retry,
+    /// Behind another message of its key.
+    Queued,
+    /// Its key waits for an operator.
+    Blocked,
+    /// Among the dead letters.
+    Dead,
+    /// The broker confirmed it.
+    Acked,
+    /// Sent or passed by; nobody knows which.
+    Passed,
+    /// The route does not take its topic.
+    NotTaken,
+}
+
+words!(Place {
+    Waiting => "waiting",
+    Scheduled => "scheduled",
+    Retry => "retry",
+    Queued => "queued",
+    Blocked => "blocked",
+    Dead => "dead",
+    Acked => "acked",
+    Passed => "passed",
+    NotTaken => "not_taken",
+});
+
 /// One message on one route: where it is and what comes next.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Whereabouts {
     /// The route.
     pub route: String,
-    /// `waiting`, `scheduled`, `retry`, `queued`, `blocked`, `dead`, `acked`, `passed` (sent or passed
-    /// by, nobody knows which) or `not_taken`.
-    pub state: &'static str,
+    /// Where it is.
+    pub state: Place,
     /// The key within which it is ordered.
     pub key: Option<String>,
     /// Attempts burned.

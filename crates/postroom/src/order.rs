@@ -1,4 +1,6 @@
-//! How strictly a route keeps messages of one key in order.
+//! How strictly a route keeps messages of one key in order, and where it begins.
+
+use crate::words::words;
 
 /// Order within a key, per route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,33 +25,16 @@ pub enum OnDead {
     Block,
 }
 
-impl Order {
-    /// The word in the configuration and in the database.
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::Key => "key",
-            Self::Pipelined => "pipelined",
-            Self::None => "none",
-        }
-    }
-
-    /// The order of that word.
-    pub fn of(word: &str) -> Option<Self> {
-        [Self::Key, Self::Pipelined, Self::None].into_iter().find(|order| order.as_str() == word)
-    }
+/// Where a route begins that has never run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StartAt {
+    /// With the oldest message that the outbox still holds.
+    #[default]
+    Oldest,
+    /// With the first message that commits after now.
+    Now,
 }
 
-impl OnDead {
-    /// The word in the configuration and in the database.
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::Skip => "skip",
-            Self::Block => "block",
-        }
-    }
-
-    /// What that word says.
-    pub fn of(word: &str) -> Option<Self> {
-        [Self::Skip, Self::Block].into_iter().find(|on_dead| on_dead.as_str() == word)
-    }
-}
+words!(Order { Key => "key", Pipelined => "pipelined", None => "none" });
+words!(OnDead { Skip => "skip", Block => "block" });
+words!(StartAt { Oldest => "oldest", Now => "now" });

@@ -1,9 +1,59 @@
 //! What a route is, apart from the relay that carries it out.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
-use crate::order::{OnDead, Order};
+use crate::order::{OnDead, Order, StartAt};
+use crate::retry::RetryPolicy;
 use crate::topics::TopicFilter;
+
+/// A route as it is configured: one value for its source, its relay and the configuration file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Route {
+    /// Its positions are kept under this name.
+    pub name: String,
+    /// Which topics it takes.
+    pub topics: TopicFilter,
+    /// Order within a key.
+    pub order: Order,
+    /// What becomes of a key whose message is dead.
+    pub on_dead: OnDead,
+    /// Where it begins when it has never run.
+    pub start_at: StartAt,
+    /// How long its lanes stay with a relay that has fallen silent.
+    pub lease: Duration,
+    /// Most messages a second; none: as many as the sink takes.
+    pub rate: Option<u32>,
+    /// Refusals in a row, of whatever messages, after which the sink is left alone for 1 s, then 2 s, up to 30 s, with one
+    /// message tried between; 0, the default: never. For sinks with one service behind them: behind a broker, messages that no
+    /// queue takes would hold up all others.
+    pub breaker_after: u32,
+    /// When a failed message is tried again, and how often.
+    pub retry: RetryPolicy,
+}
+
+impl Route {
+    /// A route of all topics, in order, from the oldest message on, with a lease of 15 s.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            topics: TopicFilter::all(),
+            order: Order::default(),
+            on_dead: OnDead::default(),
+            start_at: StartAt::default(),
+            lease: Duration::from_secs(15),
+            rate: None,
+            breaker_after: 0,
+            retry: RetryPolicy::default(),
+        }
+    }
+
+    /// What the store keeps of it.
+    pub fn settings(&self) -> RouteSettings {
+        RouteSettings { topics: self.topics.clone(), order: Some(self.order), on_dead: Some(self.on_dead) }
+    }
+}
 
 /// A route's settings, kept in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,9 +123,9 @@ pub struct ShownRoute {
     /// Patterns of the topics that it takes.
     pub topics: Vec<String>,
     /// Order within a key; none: no relay of this version ran it yet.
-    pub order: Option<&'static str>,
+    pub order: Option<Order>,
     /// What becomes of a key whose message is dead; none: likewise.
-    pub on_dead: Option<&'static str>,
+    pub on_dead: Option<OnDead>,
     /// Counts the changes.
     pub revision: i64,
     /// Who changed it last: a relay that started, or a person.
@@ -94,8 +144,8 @@ impl ShownRoute {
         Self {
             route,
             topics: settings.topics.patterns().to_vec(),
-            order: settings.order.map(|order| order.as_str()),
-            on_dead: settings.on_dead.map(|on_dead| on_dead.as_str()),
+            order: settings.order,
+            on_dead: settings.on_dead,
             revision,
             set_by,
             set_seconds_ago,

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{BoxError, Consumer, MessageId, Order, TopicFilter};
+use postroom::{BoxError, Consumer, MessageId, Route, Store};
 use postroom_brokers::rabbitmq::{
     Binding, RabbitmqOptions, RabbitmqSink, RabbitmqSubscription, RabbitmqSubscriptionOptions,
 };
 use postroom_consumer::Receiver;
-use postroom_postgres::{Connector, LogSource, LogSourceOptions, POSITIONS_EVERY, PostgresSession, StartAt};
+use postroom_postgres::{Connector, Database, PostgresSession};
 use postroom_relay::Relay;
 use tokio::io::AsyncReadExt;
 use tokio::sync::watch;
@@ -33,25 +33,13 @@ pub async fn run(service: Service, store: &str, rabbitmq: &str, exchange: &str) 
         // An error means that the sender is gone, which is a stop too.
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
-    let source = LogSource::open(
-        connector.clone(),
-        LogSourceOptions {
-            route: service.name().to_owned(),
-            topics: TopicFilter::all(),
-            // No two relays share a name: this one may be a successor of one that died.
-            owner: format!("{}/{}", service.name(), MessageId::new()),
-            lease: Duration::from_secs(2),
-            start_at: StartAt::Oldest,
-            order: Order::Key,
-            on_dead: postroom::OnDead::Skip,
-            positions_every: POSITIONS_EVERY,
-        },
-    )
-    .await?;
+    let route = Route { lease: Duration::from_secs(2), ..Route::new(service.name()) };
+    // No two relays share a name: this one may be a successor of one that died.
+    let owner = format!("{}/{}", service.name(), MessageId::new());
+    let source = Database::of(connector.clone()).source(&route, &owner).await?;
     let mut options = RabbitmqOptions::new(rabbitmq);
     options.exchange = exchange.to_owned();
-    let relay = Relay::new(service.name(), Arc::new(source), Arc::new(RabbitmqSink::new(options)?))
-        .poll_idle(Duration::from_millis(50));
+    let relay = Relay::new(route, source, Arc::new(RabbitmqSink::new(options)?)).poll_idle(Duration::from_millis(50));
     let relay = tokio::spawn(relay.run(until(stopped.clone())));
 
     let open = move || PostgresSession::new(connector.clone());

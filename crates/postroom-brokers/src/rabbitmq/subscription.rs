@@ -1,6 +1,7 @@
 //! Receiving: a connection of its own, manual acks, a prefetch; reconnects with the next call.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex as StdMutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,6 +23,9 @@ use crate::OpenSubscriptionError;
 
 /// A close that is not answered is not waited for.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Numbers the connections of all subscriptions of this process: a delivery tag of one means nothing on another.
+static SESSIONS: AtomicU64 = AtomicU64::new(1);
 
 /// What to receive, and from where; `[inboxes.from]` with `kind = "rabbitmq"`.
 #[derive(Clone, Deserialize)]
@@ -138,7 +142,7 @@ impl RabbitmqSubscription {
         let (channel, consumer) = self.consume(&connection).await.map_err(|error| self.unavailable(error))?;
         // Nothing is awaited between here and the end: whoever gives up waiting has no consumer yet, or leaves it to `drop`.
         let mut session = self.session();
-        session.number += 1;
+        session.number = SESSIONS.fetch_add(1, Ordering::Relaxed);
         session.channel = Some(channel);
         session.connection = Some(connection);
         Ok(consumer)

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use postroom::{MessageId, TopicFilter, Wake};
+use postroom::{MessageId, Route, Store, TopicFilter, Wake};
 use postroom_brokers::in_process::InProcessBroker;
 use postroom_relay::Relay;
-use postroom_sqlite::{SqliteSource, SqliteSourceOptions};
+use postroom_sqlite::Database;
 use tokio::sync::{oneshot, watch};
 
 use crate::exit::{self, Failure};
@@ -94,17 +94,10 @@ async fn play(dir: &Path, json: bool) -> Result<Ledger, Failure> {
     let until = |mut stopped: watch::Receiver<bool>| async move {
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
-    let source = SqliteSource::open(SqliteSourceOptions {
-        path: files.shop.clone(),
-        route: ROUTE.to_owned(),
-        topics: TopicFilter::all(),
-        owner: format!("demo/{}", MessageId::new()),
-        lease: Duration::from_secs(15),
-        order: postroom::Order::Key,
-        on_dead: postroom::OnDead::Skip,
-    })?;
+    let route = Route::new(ROUTE);
+    let source = Database::new(&files.shop).source(&route, &format!("demo/{}", MessageId::new())).await?;
     let sink = Arc::new(SendsSomeTwice::new(broker.sink()));
-    let relay = Relay::new(ROUTE, Arc::new(source), sink).wake_by(wake.clone());
+    let relay = Relay::new(route, source, sink).wake_by(wake.clone());
     let relay = tokio::spawn(relay.run(until(stopped.clone())));
     let (close, closed) = oneshot::channel();
     let shop = tokio::task::spawn_blocking({

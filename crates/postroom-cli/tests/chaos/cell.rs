@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use postroom::{Deed, KeyDeed};
-use postroom_postgres::{Connector, act_on_key, waiting_keys};
+use postroom::{Deed, KeyDeed, Operator, WaitsFor};
+use postroom_postgres::Database as Store;
 use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::{Violation, judge};
 use postroom_testkit::postgres::Database;
@@ -55,13 +55,13 @@ fn deed() -> Deed {
 }
 
 /// An operator who cannot make up his mind. The database may be away; he tries again.
-async fn operate(connector: Connector, mut chance: Chance) {
+async fn operate(store: Store, mut chance: Chance) {
     loop {
         let key = format!("key-{}", chance.below(KEYS));
         let pause = Duration::from_millis(20 + chance.below(200));
-        let _ = act_on_key(&connector, "orders", &key, KeyDeed::Park, &deed()).await;
+        let _ = store.act_on_key("orders", &key, KeyDeed::Park, &deed()).await;
         tokio::time::sleep(pause).await;
-        let _ = act_on_key(&connector, "orders", &key, KeyDeed::Unpark, &deed()).await;
+        let _ = store.act_on_key("orders", &key, KeyDeed::Unpark, &deed()).await;
     }
 }
 
@@ -97,7 +97,7 @@ impl Cell {
         }
         let (shared, writers) = writers::write(rig.database.url(), messages, seed);
         let outcome = Outcome::default();
-        let operator = tokio::spawn(operate(Connector::new(rig.database.url()).unwrap(), Chance::new(seed ^ 0x0b)));
+        let operator = tokio::spawn(operate(Store::new(rig.database.url()).unwrap(), Chance::new(seed ^ 0x0b)));
         Self {
             seed,
             rig,
@@ -210,12 +210,12 @@ impl Cell {
             tokio::time::timeout(writers::STUCK, writer).await.expect("a writer is stuck").unwrap();
         }
         self.operator.abort();
-        let connector = Connector::new(self.rig.database.url()).unwrap();
+        let store = Store::new(self.rig.database.url()).unwrap();
         // A server that had no space for its log ends by itself a moment later, and comes back by itself.
-        self.rig.until("the database answers", async || waiting_keys(&connector, None, 1).await.is_ok()).await;
-        for key in waiting_keys(&connector, None, 10_000).await.unwrap() {
-            if key.waits_for == "parked" {
-                act_on_key(&connector, &key.route, &key.key, KeyDeed::Unpark, &deed()).await.unwrap();
+        self.rig.until("the database answers", async || store.waiting_keys(None, 1).await.is_ok()).await;
+        for key in store.waiting_keys(None, 10_000).await.unwrap() {
+            if key.waits_for == WaitsFor::Parked {
+                store.act_on_key(&key.route, &key.key, KeyDeed::Unpark, &deed()).await.unwrap();
             }
         }
         self.rig.drained().await;

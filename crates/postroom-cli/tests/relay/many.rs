@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use postroom_postgres::{Connector, status};
+use postroom::Operator;
+use postroom_postgres::Database;
 use postroom_testkit::chance::Chance;
 
 use crate::rig::{Rig, assert_clean};
@@ -31,9 +32,9 @@ async fn relays_that_come_go_and_die_share_a_route_without_loss_and_in_order() {
         writer.await.unwrap();
     }
     rig.drained().await;
-    let connector = Connector::new(rig.database.url()).unwrap();
+    let store = Database::new(rig.database.url()).unwrap();
     rig.until("the three share every lane", async || {
-        let route = &status(&connector).await.unwrap().routes[0];
+        let route = &store.status().await.unwrap().routes[0];
         (route.lanes_held, route.relays.len()) == (16, 3)
     })
     .await;
@@ -54,9 +55,9 @@ async fn a_relay_that_is_paused_beyond_its_lease_changes_nothing_when_it_comes_b
     rig.until("the first relay works", async || rig.audit.ready().await >= MESSAGES / 10).await;
     paused.signal("STOP");
     let other = rig.relay();
-    let connector = Connector::new(rig.database.url()).unwrap();
+    let store = Database::new(rig.database.url()).unwrap();
     rig.until("the other relay has taken every lane over", async || {
-        let route = &status(&connector).await.unwrap().routes[0];
+        let route = &store.status().await.unwrap().routes[0];
         route.lanes_held == 16 && route.relays.len() == 1
     })
     .await;

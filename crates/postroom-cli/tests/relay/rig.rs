@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use postroom::{Consumer, Message, MessageId};
 use postroom_brokers::rabbitmq::{Binding, RabbitmqSubscription, RabbitmqSubscriptionOptions};
 use postroom_consumer::{Handle, HandlerError, Handlers, Incoming, ReceiveCounters, Receiver};
-use postroom_postgres::{Connector, Postgres, PostgresSession, migrate, status};
+use postroom_postgres::{Connector, Postgres, PostgresSession, migrate};
 use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::{Committed, History, judge};
 use postroom_testkit::postgres::Database;
@@ -185,8 +185,8 @@ impl Rig {
     /// Waits until the relay has nothing left, by the store's own word.
     pub async fn drained(&self) {
         self.until("the backlog is empty", async || {
-            let connector = Connector::new(self.database.url()).unwrap();
-            let Ok(status) = status(&connector).await else { return false };
+            let store = postroom_postgres::Database::new(self.database.url()).unwrap();
+            let Ok(status) = postroom::Operator::status(&store).await else { return false };
             status.routes.iter().all(|route| route.backlog == 0 && route.parked == 0) && !status.routes.is_empty()
         })
         .await;

@@ -2,11 +2,10 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
-use postroom::{Message, Outbox, TopicFilter};
+use postroom::{Message, Operator, Outbox, Route, Store};
 use postroom_brokers::rabbitmq::{RabbitmqOptions, RabbitmqSink};
-use postroom_postgres::{LogSource, LogSourceOptions, Postgres, StartAt};
+use postroom_postgres::{Database, Postgres};
 use postroom_relay::Relay;
 use tokio::sync::watch;
 
@@ -33,32 +32,18 @@ async fn unroutable_messages_are_never_marked_stored() {
         Postgres.enqueue(&mut tx, &messages).await.unwrap();
         tx.commit().await.unwrap();
     }
-    let source = LogSource::open(
-        postroom_postgres::Connector::new(rig.database.url()).unwrap(),
-        LogSourceOptions {
-            route: "orders".to_owned(),
-            topics: TopicFilter::all(),
-            owner: "test".to_owned(),
-            lease: Duration::from_secs(15),
-            start_at: StartAt::Oldest,
-            positions_every: postroom_postgres::POSITIONS_EVERY,
-            order: postroom::Order::Key,
-            on_dead: postroom::OnDead::Skip,
-        },
-    )
-    .await
-    .unwrap();
+    let database = Database::new(rig.database.url()).unwrap();
+    let route = Route::new("orders");
+    let source = database.source(&route, "test").await.unwrap();
     let mut options = RabbitmqOptions::new(rig.rabbitmq.clone());
     options.exchange = rig.exchange.clone();
     let (stop, mut stopped) = watch::channel(false);
-    let relay =
-        Relay::new("orders", Arc::new(source), Arc::new(RabbitmqSink::new(options).unwrap())).in_flight_max(500);
+    let relay = Relay::new(route, source, Arc::new(RabbitmqSink::new(options).unwrap())).in_flight_max(500);
     let relay = tokio::spawn(relay.run(async move {
         let _ = stopped.wait_for(|stopped| *stopped).await;
     }));
     rig.until("nothing is left in the outbox", async || {
-        let connector = postroom_postgres::Connector::new(rig.database.url()).unwrap();
-        let status = postroom_postgres::status(&connector).await.unwrap();
+        let status = database.status().await.unwrap();
         status.routes.iter().all(|route| route.backlog == 0)
     })
     .await;

@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use postroom::{Consumer, DeadFilter, Deed, Message, Received, Side, Subscription, UNREADABLE_HEADER, Unavailable};
+use postroom::{
+    Cause, Consumer, DeadDeed, DeadFilter, Deed, Message, Operator, Received, Side, Subscription, UNREADABLE_HEADER,
+    Unavailable,
+};
 use postroom_brokers::in_process::{InProcessBroker, InProcessSubscription};
 use postroom_consumer::{Filler, ReceiveCounters};
 use postroom_postgres::{Connector, PostgresSession};
@@ -117,17 +120,17 @@ async fn a_filler_keeps_as_dead_what_it_cannot_keep_and_the_others_are_kept_in_o
     let sql = "select string_agg(convert_from(payload, 'UTF8'), ' ' order by seq) from postroom.inbox_messages";
     assert_eq!(client.query_one(sql, &[]).await.unwrap().get::<_, String>(0), "1 2 3");
 
-    let connector = Connector::new(database.url()).unwrap();
-    let dead = postroom_postgres::dead_letters(&connector, Side::In, &filter("queue \"q\": its "), 100).await.unwrap();
+    let store = postroom_postgres::Database::new(database.url()).unwrap();
+    let dead = store.dead_letters(Side::In, &filter("queue \"q\": its "), 100).await.unwrap();
     assert_eq!(dead.len(), 4);
     let of = async |error: &str| {
-        let found = postroom_postgres::dead_letters(&connector, Side::In, &filter(error), 9).await.unwrap();
+        let found = store.dead_letters(Side::In, &filter(error), 9).await.unwrap();
         assert_eq!(found.len(), 1, "{error}: {found:?}");
-        let payload = postroom_postgres::dead_payload(&connector, Side::In, "totals", found[0].seq).await.unwrap();
+        let payload = store.dead_payload(Side::In, "totals", found[0].seq).await.unwrap();
         (found.into_iter().next().unwrap(), payload.unwrap())
     };
     let (foreign, payload) = of("no message id").await;
-    assert_eq!((foreign.cause.as_str(), payload), ("permanent", vec![0, 0xff, 0xfe]));
+    assert_eq!((foreign.cause, payload), (Cause::Permanent, vec![0, 0xff, 0xfe]));
     assert!(foreign.error.contains(&foreign.id));
     let (marked, _) = of("tables nested too deep").await;
     assert_eq!(marked.headers[UNREADABLE_HEADER], "tables nested too deep");
@@ -145,7 +148,7 @@ async fn a_filler_keeps_as_dead_what_it_cannot_keep_and_the_others_are_kept_in_o
 
     // They can be retried: an application takes them from the store.
     let all = DeadFilter::default();
-    let retried = postroom_postgres::retry_dead(&connector, Side::In, &all, 100, &deed()).await.unwrap();
+    let retried = store.act_on_dead(DeadDeed::Retry, Side::In, &all, 100, &deed()).await.unwrap();
     assert_eq!(retried.len(), 6);
     let taken = "select count(*) from postroom.inbox_take('totals', 100)";
     let taken: i64 = client.query_one(taken, &[]).await.unwrap().get(0);
@@ -161,9 +164,9 @@ async fn a_receiver_with_handlers_keeps_them_as_dead_too_and_a_retry_has_the_eff
     settled(&broker).await;
     until(&client, "select count(*) = 3 from done").await;
     until(&client, "select count(*) = 5 from postroom.dead_consume where cause = 'permanent'").await;
-    let connector = Connector::new(database.url()).unwrap();
+    let store = postroom_postgres::Database::new(database.url()).unwrap();
     for error in ["key has more than", "tables nested"] {
-        let retried = postroom_postgres::retry_dead(&connector, Side::In, &filter(error), 9, &deed()).await.unwrap();
+        let retried = store.act_on_dead(DeadDeed::Retry, Side::In, &filter(error), 9, &deed()).await.unwrap();
         assert_eq!(retried.len(), 1);
     }
     until(&client, "select count(*) = 1 from done where what = 'long'").await;
@@ -188,13 +191,14 @@ async fn a_file_keeps_them_as_dead_too() {
     settled(&broker).await;
     let counters = running.stop().await;
     assert_eq!((counters.kept, counters.dead), (3, 5), "{counters:?}");
-    let dead = postroom_sqlite::dead_letters(&file, Side::In, &filter("queue \"q\""), 100).unwrap();
+    let store = postroom_sqlite::Database::new(&path);
+    let dead = store.dead_letters(Side::In, &filter("queue \"q\""), 100).await.unwrap();
     assert_eq!(dead.len(), 5);
     let foreign = dead.iter().find(|letter| letter.topic == "foreign").unwrap();
-    let payload = postroom_sqlite::dead_payload(&file, Side::In, "totals", foreign.seq).unwrap().unwrap();
+    let payload = store.dead_payload(Side::In, "totals", foreign.seq).await.unwrap().unwrap();
     assert_eq!(payload, [0, 0xff, 0xfe]);
     let all = DeadFilter::default();
-    let retried = postroom_sqlite::retry_dead(&mut file, Side::In, &all, 100, &deed()).unwrap();
+    let retried = store.act_on_dead(DeadDeed::Retry, Side::In, &all, 100, &deed()).await.unwrap();
     assert_eq!(retried.len(), 5);
     let rows: i64 = file.query_row("select count(*) from postroom_inbox_messages", [], |row| row.get(0)).unwrap();
     assert_eq!(rows, 8);

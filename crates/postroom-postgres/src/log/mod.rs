@@ -10,4 +10,4 @@ mod source;
 mod watch;
 
 pub use notify::{Listener, Notifier};
-pub use source::{LogSource, LogSourceOptions, POSITIONS_EVERY, ReadCounters, StartAt};
+pub use source::{LogSource, ReadCounters};

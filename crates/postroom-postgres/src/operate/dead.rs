@@ -2,15 +2,15 @@
 
 use std::collections::HashSet;
 
-use postroom::{BoxError, DeadFilter, DeadLetter, Deed, Side, StoreError, headers_from_json};
+use postroom::{BoxError, Cause, DeadDeed, DeadFilter, DeadLetter, Deed, Side, StoreError, headers_from_json};
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
 use crate::connect::Connector;
 use crate::link::store_error;
-use crate::text::{shown, shown_opt};
+use crate::text::{shown, shown_opt, word};
 
 /// Dead letters by filter, oldest first, at most `limit`.
-pub async fn dead_letters(
+pub(crate) async fn dead_letters(
     connector: &Connector,
     side: Side,
     filter: &DeadFilter,
@@ -21,7 +21,7 @@ pub async fn dead_letters(
 }
 
 /// The payload of one dead letter.
-pub async fn dead_payload(
+pub(crate) async fn dead_payload(
     connector: &Connector,
     side: Side,
     route: &str,
@@ -36,55 +36,43 @@ pub async fn dead_payload(
     Ok(row.map(|row| row.get(0)))
 }
 
-/// Gives dead letters back to their relay or consumer, with their ids and all their attempts before them. Returns what was
-/// moved. A thousand at a time, each step with an audit row: relays wait while a step holds their lanes. An error leaves the
-/// steps before it done, and says so.
-pub async fn retry_dead(
+/// Gives dead letters back to their relay or consumer, or deletes them. Returns those that it was done to. What is given back is so
+/// a thousand at a time, each step with an audit row: relays wait while a step holds their lanes. An error leaves the steps before
+/// it done, and says so. A letter that died a moment ago, and that its lane's position has not passed, is not discarded, because a
+/// crash would bring it back and send it.
+pub(crate) async fn act_on_dead(
     connector: &Connector,
+    what: DeadDeed,
     side: Side,
     filter: &DeadFilter,
     limit: i64,
     deed: &Deed,
 ) -> Result<Vec<DeadLetter>, StoreError> {
-    let mut moved = Vec::new();
+    let step_max = if what == DeadDeed::Retry { RETRY_STEP } else { limit };
+    let mut done = Vec::new();
     loop {
-        let step = (limit - moved.len() as i64).min(RETRY_STEP);
+        let step = (limit - done.len() as i64).min(step_max);
         if step <= 0 {
-            return Ok(moved);
+            return Ok(done);
         }
         let acted = match side {
-            Side::Out => act(connector, filter, step, deed, "dead.retry").await,
-            Side::In => act_in(connector, filter, step, deed, "inbox.retry").await,
+            Side::Out => act(connector, what, filter, step, deed).await,
+            Side::In => act_in(connector, what, filter, step, deed).await,
         };
         match acted {
             Ok(letters) => {
-                let done = (letters.len() as i64) < step;
-                moved.extend(letters);
-                if done {
-                    return Ok(moved);
+                let last = what == DeadDeed::Discard || (letters.len() as i64) < step;
+                done.extend(letters);
+                if last {
+                    return Ok(done);
                 }
             }
-            Err(error) if moved.is_empty() => return Err(error),
+            Err(error) if done.is_empty() => return Err(error),
             Err(error) => {
-                let source = format!("{} are given back already, see postroom.audit: {error}", moved.len()).into();
+                let source = format!("{} are given back already, see postroom.audit: {error}", done.len()).into();
                 return Err(StoreError::Refused { what: "give the rest of the dead letters back", source });
             }
         }
-    }
-}
-
-/// Deletes dead letters for good; the audit row keeps their ids. Returns what was deleted: a letter that died a moment ago,
-/// and that its lane's position has not passed, stays, because a crash would bring it back and send it.
-pub async fn discard_dead(
-    connector: &Connector,
-    side: Side,
-    filter: &DeadFilter,
-    limit: i64,
-    deed: &Deed,
-) -> Result<Vec<DeadLetter>, StoreError> {
-    match side {
-        Side::Out => act(connector, filter, limit, deed, "dead.discard").await,
-        Side::In => act_in(connector, filter, limit, deed, "inbox.discard").await,
     }
 }
 
@@ -97,10 +85,10 @@ const FAILED: &str = "act on dead letters; nothing was changed";
 
 async fn act_in(
     connector: &Connector,
+    what: DeadDeed,
     filter: &DeadFilter,
     limit: i64,
     deed: &Deed,
-    action: &str,
 ) -> Result<Vec<DeadLetter>, StoreError> {
     let failed = |error| store_error(FAILED, error);
     let mut client: Client = connector.connect().await?;
@@ -112,23 +100,23 @@ async fn act_in(
     }
     let consumers: Vec<&str> = letters.iter().map(|letter| letter.route.as_str()).collect();
     let seqs: Vec<i64> = letters.iter().map(|letter| letter.seq).collect();
-    let sql = if action == "inbox.retry" {
+    let sql = if what == DeadDeed::Retry {
         include_str!("sql/dead_in_retry.sql")
     } else {
         include_str!("sql/dead_in_discard.sql")
     };
     tx.execute(sql, &[&consumers, &seqs]).await.map_err(failed)?;
-    noted(&tx, deed, action, filter, &letters).await.map_err(failed)?;
+    noted(&tx, deed, what.action(Side::In), filter, &letters).await.map_err(failed)?;
     tx.commit().await.map_err(failed)?;
     Ok(letters)
 }
 
 async fn act(
     connector: &Connector,
+    what: DeadDeed,
     filter: &DeadFilter,
     limit: i64,
     deed: &Deed,
-    action: &str,
 ) -> Result<Vec<DeadLetter>, StoreError> {
     let failed = |error| store_error(FAILED, error);
     let mut client: Client = connector.connect().await?;
@@ -142,7 +130,7 @@ async fn act(
     if !cfg!(seeded_bug = "operator_beside_the_relay") {
         tx.execute(include_str!("sql/lock_lanes_of_deed.sql"), &[&routes, &lanes]).await.map_err(failed)?;
     }
-    if action == "dead.retry" {
+    if what == DeadDeed::Retry {
         tx.execute(include_str!("sql/dead_retry.sql"), &[&routes, &seqs]).await.map_err(failed)?;
         let mut distinct: Vec<&str> = routes.clone();
         distinct.sort_unstable();
@@ -160,7 +148,7 @@ async fn act(
     if letters.is_empty() {
         return Ok(letters);
     }
-    noted(&tx, deed, action, filter, &letters).await.map_err(failed)?;
+    noted(&tx, deed, what.action(Side::Out), filter, &letters).await.map_err(failed)?;
     tx.commit().await.map_err(failed)?;
     Ok(letters)
 }
@@ -223,7 +211,7 @@ async fn chosen(
 }
 
 fn letter(row: &Row) -> Result<DeadLetter, StoreError> {
-    let read = || -> Result<DeadLetter, tokio_postgres::Error> {
+    let read = || -> Result<DeadLetter, BoxError> {
         Ok(DeadLetter {
             route: shown(row, 0)?,
             seq: row.try_get(1)?,
@@ -234,7 +222,7 @@ fn letter(row: &Row) -> Result<DeadLetter, StoreError> {
             tenant_id: shown_opt(row, 6)?,
             aggregate_id: shown_opt(row, 7)?,
             attempts: row.try_get(8)?,
-            cause: shown(row, 9)?,
+            cause: word(row, 9, Cause::of)?,
             error: shown(row, 10)?,
             died_seconds_ago: row.try_get(11)?,
             payload_bytes: row.try_get(12)?,
@@ -243,5 +231,5 @@ fn letter(row: &Row) -> Result<DeadLetter, StoreError> {
             lane: row.try_get(15)?,
         })
     };
-    read().map_err(|error| StoreError::Refused { what: "read a dead letter", source: BoxError::from(error) })
+    read().map_err(|error| StoreError::Refused { what: "read a dead letter", source: error })
 }

@@ -1,14 +1,14 @@
 //! What operators see of keys that wait, and what they do about them.
 
-use postroom::{Deed, KeyDeed, StoreError, WaitingKey};
+use postroom::{BoxError, Deed, KeyDeed, StoreError, WaitingKey, WaitsFor};
 
 use crate::connect::Connector;
 use crate::link::store_error;
 use crate::operate::dead::audit;
-use crate::text::{shown, shown_opt};
+use crate::text::{shown, shown_opt, word};
 
 /// Keys that wait, longest first, at most `limit`.
-pub async fn waiting_keys(
+pub(crate) async fn waiting_keys(
     connector: &Connector,
     route: Option<&str>,
     limit: i64,
@@ -16,13 +16,13 @@ pub async fn waiting_keys(
     let failed = |error| store_error("read the waiting keys", error);
     let client = connector.connect().await?;
     let rows = client.query(include_str!("sql/keys.sql"), &[&route, &limit]).await.map_err(failed)?;
-    let keys: Result<Vec<WaitingKey>, tokio_postgres::Error> = rows
+    let keys: Result<Vec<WaitingKey>, BoxError> = rows
         .iter()
         .map(|row| {
             Ok(WaitingKey {
                 route: shown(row, 0)?,
                 key: shown(row, 1)?,
-                waits_for: row.try_get(2)?,
+                waits_for: word(row, 2, WaitsFor::of)?,
                 head: row.try_get(3)?,
                 messages: row.try_get(4)?,
                 attempts: row.try_get(5)?,
@@ -32,13 +32,13 @@ pub async fn waiting_keys(
             })
         })
         .collect();
-    keys.map_err(failed)
+    keys.map_err(|source| StoreError::Refused { what: "read the waiting keys", source })
 }
 
 /// Parks, unparks or skips a key of a route, with an audit row in the same transaction. False: there was nothing to do.
 ///
 /// What a relay has claimed of a parked key already, at most its window, still goes out, in order.
-pub async fn act_on_key(
+pub(crate) async fn act_on_key(
     connector: &Connector,
     route: &str,
     key: &str,
@@ -86,7 +86,7 @@ pub async fn act_on_key(
     }
     tx.execute(include_str!("../log/sql/promote.sql"), &[&route, &vec![key]]).await.map_err(failed)?;
     let conditions = serde_json::json!({ "route": route, "key": key }).to_string();
-    audit(&tx, deed, what.as_str(), &conditions, &[]).await.map_err(failed)?;
+    audit(&tx, deed, what.action(), &conditions, &[]).await.map_err(failed)?;
     tx.commit().await.map_err(failed)?;
     Ok(true)
 }

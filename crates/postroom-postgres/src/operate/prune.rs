@@ -10,11 +10,11 @@ use crate::operate::dead::audit;
 
 /// Forgets messages that were processed so long ago, in steps of 10,000, each in its own transaction; `progress` hears how many
 /// are gone. Refused below the redelivery horizon of `postroom.settings`.
-pub async fn prune_inbox(
+pub(crate) async fn prune_inbox(
     connector: &Connector,
     older_than: Duration,
     deed: &Deed,
-    mut progress: impl FnMut(u64),
+    progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<u64, StoreError> {
     const STEP: i32 = 10_000;
     let failed = |error| store_error("prune the inbox", error);

@@ -14,7 +14,7 @@ const READ: &str = "select r.name, r.topics, r.ordering, r.on_dead, r.revision::
                       left join postroom.route_revisions v on v.route = r.name and v.revision = r.revision";
 
 /// Routes that have run, by name.
-pub async fn routes(connector: &Connector) -> Result<Vec<ShownRoute>, StoreError> {
+pub(crate) async fn routes(connector: &Connector) -> Result<Vec<ShownRoute>, StoreError> {
     let failed = |error| store_error("read the routes", error);
     let client = connector.connect().await?;
     let rows = client.query(&format!("{READ} order by r.name"), &[]).await.map_err(failed)?;
@@ -29,7 +29,7 @@ pub async fn routes(connector: &Connector) -> Result<Vec<ShownRoute>, StoreError
 
 /// Gives a route other settings, with an audit row in the same transaction; every relay has them with its next read. Returns
 /// what the route is then; none: there is no such route.
-pub async fn set_route(
+pub(crate) async fn set_route(
     connector: &Connector,
     route: &str,
     change: &RouteChange,

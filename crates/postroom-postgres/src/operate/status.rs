@@ -9,7 +9,7 @@ use crate::link::store_error;
 const BACKLOG_COUNTED_MAX: i64 = 100_000;
 
 /// Reads the state of the store. Costs index scans bounded by the count limit, and writes nothing.
-pub async fn status(connector: &Connector) -> Result<StoreStatus, StoreError> {
+pub(crate) async fn status(connector: &Connector) -> Result<StoreStatus, StoreError> {
     let client = connector.connect().await?;
     let failed = |error| store_error("read the status", error);
     let row = client.query_one(include_str!("sql/status_store.sql"), &[]).await.map_err(failed)?;

@@ -1,6 +1,6 @@
 //! One message's life, for an operator who asks why it has not arrived.
 
-use postroom::{BoxError, MessageId, StoreError, Whereabouts};
+use postroom::{BoxError, MessageId, ParkedState, Place, StoreError, Whereabouts};
 use tokio_postgres::Row;
 
 use crate::connect::Connector;
@@ -8,7 +8,7 @@ use crate::link::store_error;
 use crate::text::Text;
 
 /// Where a message is on every route that has run; empty when no route has it or no route has run.
-pub async fn whereabouts(connector: &Connector, id: MessageId) -> Result<Vec<Whereabouts>, StoreError> {
+pub(crate) async fn whereabouts(connector: &Connector, id: MessageId) -> Result<Vec<Whereabouts>, StoreError> {
     let failed = |error| store_error("look for a message", error);
     let client = connector.connect().await?;
     let rows = client.query(include_str!("sql/why.sql"), &[id.as_uuid()]).await.map_err(failed)?;
@@ -59,26 +59,26 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         let error: String = row.try_get("error")?;
         because.push(format!("it died {} ago, {cause} after {attempts} attempts: {error}", seconds("died_ago")?));
         because.push("`postroom dead retry` sends it again, `postroom dead discard` gives it up".to_owned());
-        "dead"
+        Place::Dead
     } else if let Some(parked) = parked {
         attempts = row.try_get("attempts")?;
         history = serde_json::from_str(row.try_get("parked_history")?).unwrap_or_default();
         let error: Option<String> = row.try_get("last_error")?;
         let behind: Option<String> = row.try_get("behind")?;
-        let state = match parked.as_str() {
-            "scheduled" => {
+        let state = match ParkedState::of(&parked) {
+            Some(ParkedState::Scheduled) => {
                 because.push(format!("it is delayed and due in {}", seconds("due_in")?));
-                "scheduled"
+                Place::Scheduled
             }
-            _ if blocked.is_some() => "blocked",
+            _ if blocked.is_some() => Place::Blocked,
             _ => match behind {
                 Some(head) => {
                     because.push(format!("it queues up behind message {head} of its key, which waits itself"));
-                    "queued"
+                    Place::Queued
                 }
                 None => {
                     because.push(format!("it is tried again in {} (attempts so far: {attempts})", seconds("due_in")?));
-                    "retry"
+                    Place::Retry
                 }
             },
         };
@@ -88,24 +88,24 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         state
     } else if !row.try_get::<_, bool>("taken")? {
         because.push("the route does not take its topic".to_owned());
-        "not_taken"
+        Place::NotTaken
     } else if row.try_get::<_, bool>("passed")? && row.try_get::<_, bool>("before_rebase")? {
         because.push(
             "the route had passed it when the database was restored or replaced; whether the broker has it, this database does \
              not know"
                 .to_owned(),
         );
-        "passed"
+        Place::Passed
     } else if row.try_get::<_, bool>("passed")? && row.try_get::<_, bool>("topic_is_newer")? {
         because.push(
             "the route has passed it: the broker confirmed it, or the route did not take its topic at that time \
              (postroom.route_revisions has the dates)"
                 .to_owned(),
         );
-        "passed"
+        Place::Passed
     } else if row.try_get::<_, bool>("passed")? {
         because.push("the broker confirmed it, or it was discarded by an operator (see the audit table)".to_owned());
-        "acked"
+        Place::Acked
     } else {
         let before: i64 = row.try_get("before")?;
         if row.try_get::<_, Option<f64>>("visible_in")?.is_some_and(|seconds| seconds > 0.0) {
@@ -119,7 +119,7 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         });
         block(&mut because)?;
         relay(&mut because)?;
-        "waiting"
+        Place::Waiting
     };
     Ok(Whereabouts { route, state, key, attempts, because, history })
 }

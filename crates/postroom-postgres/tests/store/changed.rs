@@ -4,14 +4,14 @@ use std::collections::HashSet;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use postroom::{MessageId, Report, Source};
+use postroom::{MessageId, Report, Route, Source, StartAt};
 use postroom_postgres::LogSource;
 use postroom_testkit::postgres::Database;
 use postroom_testkit::services::PostgresServer;
 use postroom_testkit::surroundings;
 use tokio_postgres::Client;
 
-use crate::setup::{claim_all, connector, done, drain, enqueue, options, prepared, renew, source, source_with, want};
+use crate::setup::{claim_all, connector, done, drain, enqueue, open, prepared, renew, route, source, source_of, want};
 
 /// Nothing here takes as long as this unless it is stuck.
 const STUCK: Duration = Duration::from_secs(20);
@@ -271,7 +271,7 @@ async fn a_schema_that_is_not_whole_is_refused() {
     let error = relay.renew(&Report::default()).await.unwrap_err();
     let shown = format!("{error}: {:?}", std::error::Error::source(&error));
     assert!(shown.contains("not whole") && shown.contains("outbox_late"), "{shown}");
-    let Err(error) = LogSource::open(connector(&database), options("another")).await else { panic!("it opened") };
+    let Err(error) = open(&database, &route(), "another").await else { panic!("it opened") };
     assert!(error.to_string().contains("missing outbox_late"), "{error}");
 }
 
@@ -292,17 +292,15 @@ async fn lanes_of_a_dead_relay_are_taken_over_although_the_clock_went_back() {
     let database = prepared().await;
     let client = database.connect().await;
     let lease = Duration::from_secs(1);
-    let dead = source_with(&database, postroom_postgres::LogSourceOptions { lease, ..options("dead") }).await;
+    let short = Route { lease, ..route() };
+    let dead = source_of(&database, &short, "dead").await;
     let ids = enqueue(&client, Some("a"), 2).await;
     let claimed = claim_all(&dead).await;
     let retry = postroom::Outcome::Retry { after: Duration::from_millis(500), attempts: 1, error: "no".to_owned() };
     dead.settle(&[crate::setup::settled(claimed[0].token, retry)]).await.unwrap();
     drop(dead);
     clock_back(&client, "").await;
-    let relay =
-        LogSource::open(connector(&database), postroom_postgres::LogSourceOptions { lease, ..options("observer") })
-            .await
-            .unwrap();
+    let relay = open(&database, &short, "observer").await.unwrap();
     assert_eq!(renew(&relay).await.held, 0, "it has seen nothing yet");
     let out = until_out(&relay, &ids).await;
     assert_eq!(firsts(&out, &ids), ids, "the retry came first, and did not wait for an hour");
@@ -312,17 +310,18 @@ async fn lanes_of_a_dead_relay_are_taken_over_although_the_clock_went_back() {
 /// Somebody thought that this starts a route afresh.
 #[tokio::test]
 async fn lanes_or_a_route_that_were_deleted_come_back_and_nothing_waiting_is_lost() {
-    for start_at in [postroom_postgres::StartAt::Oldest, postroom_postgres::StartAt::Now] {
+    for start_at in StartAt::ALL {
+        let start_at = *start_at;
         let database = prepared().await;
         let client = database.connect().await;
-        let relay = source_with(&database, postroom_postgres::LogSourceOptions { start_at, ..options("relay") }).await;
+        let relay = source_of(&database, &Route { start_at, ..route() }, "relay").await;
         for delete in
             ["delete from postroom.lanes", "delete from postroom.routes", "truncate postroom.lanes, postroom.routes"]
         {
             let waiting = enqueue(&client, Some("a"), 3).await;
             client.batch_execute(delete).await.unwrap();
             let also = enqueue(&client, Some("b"), 3).await;
-            if delete.starts_with("truncate") && start_at == postroom_postgres::StartAt::Now {
+            if delete.starts_with("truncate") && start_at == StartAt::Now {
                 // Nothing says any more that it ever ran.
                 until_out(&relay, &[]).await;
             } else {

@@ -150,9 +150,9 @@ async fn a_relay_role_can_do_its_work_and_read_no_business_table() {
     admin.batch_execute(&format!("create role {role} login; create table secrets (x int); {grants}")).await.unwrap();
     crate::setup::enqueue(&admin, Some("a"), 2).await;
     let url = database.url().replace("postgres@", &format!("{role}@"));
-    let connector = postroom_postgres::Connector::new(&url).unwrap();
-    let relay = postroom_postgres::LogSource::open(connector.clone(), crate::setup::options("relay")).await.unwrap();
-    use postroom::Source;
+    let store = postroom_postgres::Database::new(&url).unwrap();
+    let relay = postroom_postgres::LogSource::open(&store, &crate::setup::route(), "relay").await.unwrap();
+    use postroom::{Operator, Source};
     renew(&relay).await;
     let claimed = claim_all(&relay).await;
     let retry = postroom::Outcome::Retry { after: std::time::Duration::ZERO, attempts: 1, error: "x".to_owned() };
@@ -168,8 +168,8 @@ async fn a_relay_role_can_do_its_work_and_read_no_business_table() {
         .unwrap();
     crate::setup::drain(&relay).await;
     relay.release().await.unwrap();
-    postroom_postgres::status(&connector).await.unwrap();
-    let client = connector.connect().await.unwrap();
+    store.status().await.unwrap();
+    let client = store.connector().connect().await.unwrap();
     assert!(client.query("select * from secrets", &[]).await.is_err());
 }
 

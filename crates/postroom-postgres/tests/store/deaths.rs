@@ -7,7 +7,7 @@ use postroom_postgres::{LogSource, migrate};
 use postroom_testkit::postgres::Database;
 use tokio_postgres::Client;
 
-use crate::setup::{claim_all, connector, done, drain, enqueue, options, prepared, renew, settled, source};
+use crate::setup::{claim_all, connector, done, drain, enqueue, open, prepared, renew, route, settled, source};
 
 const SINGLE: Want = Want { messages: 1, bytes: usize::MAX, lane_messages_max: usize::MAX, parked: true, single: true };
 
@@ -24,7 +24,7 @@ pub async fn dies(database: &Database, source: LogSource) {
 }
 
 pub async fn succeeds(database: &Database, n: usize) -> (LogSource, u32) {
-    let source = LogSource::open(connector(database), options(&format!("relay-{n}"))).await.unwrap();
+    let source = open(database, &route(), &format!("relay-{n}")).await.unwrap();
     let deaths = renew(&source).await.deaths;
     (source, deaths)
 }

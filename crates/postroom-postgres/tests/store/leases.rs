@@ -3,9 +3,8 @@
 use std::time::{Duration, Instant};
 
 use postroom::{Outcome, Source};
-use postroom_postgres::LogSource;
 
-use crate::setup::{claim_all, connector, done, drain, enqueue, options, prepared, renew, settled, source};
+use crate::setup::{claim_all, done, drain, enqueue, open, prepared, renew, route, settled, source};
 
 /// As if every relay had fallen silent for as long as its lease.
 const EXPIRE: &str = "update postroom.lanes set expires_at = '-infinity';
@@ -16,7 +15,7 @@ async fn a_second_relay_stands_by_until_the_lease_expires() {
     let database = prepared().await;
     let client = database.connect().await;
     let first = source(&database, "first").await;
-    let second = LogSource::open(connector(&database), options("second")).await.unwrap();
+    let second = open(&database, &route(), "second").await.unwrap();
     assert_eq!(renew(&second).await.held, 0);
     let ids = enqueue(&client, Some("a"), 1).await;
     assert!(claim_all(&second).await.is_empty());
@@ -207,9 +206,9 @@ async fn a_parked_head_in_hand_when_its_lane_was_lost_is_claimed_again_after_the
 async fn a_route_that_passes_other_topics_writes_how_far_it_came_and_gives_its_lanes_back() {
     let database = prepared().await;
     let client = database.connect().await;
-    let mut other_topic = options("first");
+    let mut other_topic = route();
     other_topic.topics = postroom::TopicFilter::new(["billing"]).unwrap();
-    let first = crate::setup::source_with(&database, other_topic).await;
+    let first = crate::setup::source_of(&database, &other_topic, "first").await;
     enqueue(&client, None, 50).await;
     assert!(claim_all(&first).await.is_empty());
     first.settle(&[]).await.unwrap();

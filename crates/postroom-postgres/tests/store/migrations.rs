@@ -1,6 +1,7 @@
 //! Migrations: repeatable, concurrent, guarded by checksums.
 
-use postroom_postgres::{LANES_DEFAULT, MigrateError, migrate, print_sql, schema_version};
+use postroom::{MigrateError, Operator};
+use postroom_postgres::{LANES_DEFAULT, migrate, print_sql, schema_version};
 use postroom_testkit::postgres::Database;
 
 use crate::setup::connector;
@@ -69,6 +70,6 @@ async fn lanes_out_of_range_are_refused_before_anything_is_done() {
 #[tokio::test]
 async fn a_database_without_the_schema_says_what_to_do() {
     let database = Database::create().await;
-    let error = postroom_postgres::status(&connector(&database)).await.unwrap_err();
+    let error = crate::setup::store(&database).status().await.unwrap_err();
     assert!(error.to_string().contains("postroom migrate"), "{error}");
 }

@@ -1,12 +1,12 @@
 //! A relay behind Debian's PgBouncer in transaction mode: it leaves nothing in the sessions of others, and says what is wrong.
 
 use postroom::Source;
-use postroom_postgres::{Connector, LogSource, migrate};
+use postroom_postgres::{Connector, Database as Store, LogSource, migrate};
 use postroom_testkit::postgres::Database;
 use postroom_testkit::services::{PgBouncer, PostgresServer};
 use postroom_testkit::surroundings;
 
-use crate::setup::{claim_all, connector, enqueue, options, source};
+use crate::setup::{claim_all, enqueue, open, route, source};
 
 /// What the sessions of other clients of the pooler are set to.
 async fn settings_behind(pooler: &PgBouncer, database: &str) -> Vec<(String, String)> {
@@ -42,7 +42,7 @@ async fn a_relay_behind_a_pooler_is_refused_in_words_and_leaves_no_setting_in_se
         if ignored.len() == 1 {
             migrate(&through, 4).await.unwrap();
         }
-        let Err(error) = LogSource::open(through, options("relay")).await else { panic!("it opened") };
+        let Err(error) = LogSource::open(&Store::of(through), &route(), "relay").await else { panic!("it opened") };
         let shown = format!("{error}: {}", std::error::Error::source(&error).unwrap());
         assert!(shown.contains("pooler") && shown.contains("leads to PostgreSQL itself"), "{shown}");
         assert!(!error.is_transient());
@@ -56,5 +56,5 @@ async fn a_relay_behind_a_pooler_is_refused_in_words_and_leaves_no_setting_in_se
     let ids = enqueue(&client, Some("a"), 3).await;
     assert_eq!(claim_all(&relay).await.len(), ids.len());
     relay.release().await.unwrap();
-    LogSource::open(connector(&database), options("relay")).await.unwrap();
+    open(&database, &route(), "relay").await.unwrap();
 }

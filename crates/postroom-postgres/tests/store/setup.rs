@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use postroom::{Delivery, MessageId, Outcome, Report, Settlement, Source, Standing, Token, TopicFilter, Want};
-use postroom_postgres::{Connector, LogSource, LogSourceOptions, StartAt, migrate};
+use postroom::{Delivery, MessageId, Outcome, Report, Route, Settlement, Source, Standing, StoreError, Token, Want};
+use postroom_postgres::{Connector, LogSource, migrate};
 use postroom_testkit::postgres::Database;
 
 pub const ROUTE: &str = "orders";
@@ -19,26 +19,27 @@ pub fn connector(database: &Database) -> Connector {
     Connector::new(database.url()).unwrap()
 }
 
-pub fn options(owner: &str) -> LogSourceOptions {
-    LogSourceOptions {
-        route: ROUTE.to_owned(),
-        topics: TopicFilter::all(),
-        owner: owner.to_owned(),
-        lease: Duration::from_secs(600),
-        start_at: StartAt::Oldest,
-        positions_every: Duration::ZERO,
-        order: postroom::Order::Key,
-        on_dead: postroom::OnDead::Skip,
-    }
+/// The store that stands on it.
+pub fn store(database: &Database) -> postroom_postgres::Database {
+    postroom_postgres::Database::new(database.url()).unwrap()
+}
+
+pub fn route() -> Route {
+    Route { lease: Duration::from_secs(600), ..Route::new(ROUTE) }
+}
+
+/// A source that holds nothing yet, and writes positions with every settling.
+pub async fn open(database: &Database, route: &Route, owner: &str) -> Result<LogSource, StoreError> {
+    LogSource::open(&store(database), route, owner).await.map(|source| source.positions_every(Duration::ZERO))
 }
 
 /// A source that holds all lanes.
 pub async fn source(database: &Database, owner: &str) -> LogSource {
-    source_with(database, options(owner)).await
+    source_of(database, &route(), owner).await
 }
 
-pub async fn source_with(database: &Database, options: LogSourceOptions) -> LogSource {
-    let source = LogSource::open(connector(database), options).await.unwrap();
+pub async fn source_of(database: &Database, route: &Route, owner: &str) -> LogSource {
+    let source = open(database, route, owner).await.unwrap();
     renew(&source).await;
     source
 }

@@ -1,10 +1,12 @@
 //! Databases of other encodings, poolers, and other settings of a route.
 
-use postroom::{OnDead, Order, Outcome, Source, TopicFilter};
-use postroom_postgres::{LogSource, LogSourceOptions, migrate};
+use postroom::{OnDead, Operator, Order, Outcome, Route, Source, TopicFilter};
+use postroom_postgres::migrate;
 use postroom_testkit::postgres::Database;
 
-use crate::setup::{claim_all, connector, drain, enqueue, options, prepared, renew, settled, source, source_with};
+use crate::setup::{
+    claim_all, connector, drain, enqueue, open, prepared, renew, route, settled, source, source_of, store,
+};
 
 /// A database in this encoding, beside the others.
 async fn encoded(encoding: &str) -> Database {
@@ -56,15 +58,14 @@ async fn a_key_that_is_not_utf8_is_set_aside_alone() {
     };
     relay.settle(&[settled(unreadable[0].token, dead)]).await.unwrap();
     let filter = postroom::DeadFilter::default();
-    let letters =
-        postroom_postgres::dead_letters(&connector(&database), postroom::Side::Out, &filter, 10).await.unwrap();
+    let letters = store(&database).dead_letters(postroom::Side::Out, &filter, 10).await.unwrap();
     assert!(letters[0].error.contains("not UTF-8: key"), "{:?}", letters[0]);
     assert_eq!(letters[0].key.as_deref(), Some("\u{fffd}a"));
 }
 
-fn with(owner: &str, topics: &[&str], order: Order, on_dead: OnDead) -> LogSourceOptions {
+fn with(topics: &[&str], order: Order, on_dead: OnDead) -> Route {
     let topics = TopicFilter::new(topics.iter().copied()).unwrap();
-    LogSourceOptions { topics, order, on_dead, ..options(owner) }
+    Route { topics, order, on_dead, ..route() }
 }
 
 /// An old relay and a new one share the route, as they do in a rolling restart; nothing of the new topic is passed over.
@@ -72,9 +73,9 @@ fn with(owner: &str, topics: &[&str], order: Order, on_dead: OnDead) -> LogSourc
 async fn topics_added_by_a_rolling_restart_are_taken_by_every_relay_at_once() {
     let database = prepared().await;
     let client = database.connect().await;
-    let old = source_with(&database, with("old", &["orders"], Order::None, OnDead::Skip)).await;
-    let new = LogSource::open(connector(&database), with("new", &["orders", "billing"], Order::Key, OnDead::Block));
-    let new = new.await.unwrap();
+    let old = source_of(&database, &with(&["orders"], Order::None, OnDead::Skip), "old").await;
+    let wider = with(&["orders", "billing"], Order::Key, OnDead::Block);
+    let new = open(&database, &wider, "new").await.unwrap();
     let mut expected = Vec::new();
     for n in 0..100 {
         let sql = "select postroom.enqueue('billing', 'bill.sent', 'x'::text, key => $1)";
@@ -92,8 +93,8 @@ async fn topics_added_by_a_rolling_restart_are_taken_by_every_relay_at_once() {
     assert_eq!(out, expected, "I1");
 
     // One with the old configuration that crashed comes back: it drops nothing.
-    let again = LogSource::open(connector(&database), with("old again", &["orders"], Order::None, OnDead::Skip));
-    drop((old, new, again.await.unwrap()));
+    let again = open(&database, &with(&["orders"], Order::None, OnDead::Skip), "old again").await.unwrap();
+    drop((old, new, again));
     let row = client
         .query_one(
             "select r.topics, r.ordering, r.on_dead, r.revision,

@@ -1,9 +1,9 @@
 //! Transactions that stay open, here and elsewhere in the cluster: they delay nobody but themselves.
 
-use postroom_postgres::StartAt;
+use postroom::{Route, StartAt};
 use postroom_testkit::postgres::Database;
 
-use crate::setup::{drain, enqueue, options, prepared, source, source_with};
+use crate::setup::{drain, enqueue, open, prepared, route, source, source_of};
 
 #[tokio::test]
 async fn a_transaction_held_open_delays_no_other_message() {
@@ -83,10 +83,8 @@ async fn a_route_that_starts_now_takes_what_commits_later_and_nothing_before() {
     open.batch_execute("begin").await.unwrap();
     let later = enqueue(&open, Some("k"), 1).await;
     enqueue(&client, None, 5).await;
-    let mut options = options("relay");
-    options.route = "new".to_owned();
-    options.start_at = StartAt::Now;
-    let source = source_with(&database, options).await;
+    let from_now = Route { name: "new".to_owned(), start_at: StartAt::Now, ..route() };
+    let source = source_of(&database, &from_now, "relay").await;
     assert_eq!(drain(&source).await, []);
     open.batch_execute("commit").await.unwrap();
     let fresh = enqueue(&client, Some("k"), 1).await;
@@ -97,7 +95,6 @@ async fn a_route_that_starts_now_takes_what_commits_later_and_nothing_before() {
 async fn a_sequence_that_caches_values_is_refused() {
     let database = prepared().await;
     database.connect().await.batch_execute("alter sequence postroom.outbox_seq_seq cache 10").await.unwrap();
-    let connector = crate::setup::connector(&database);
-    let refused = postroom_postgres::LogSource::open(connector, options("relay")).await.err().unwrap();
+    let refused = open(&database, &route(), "relay").await.err().unwrap();
     assert!(refused.to_string().contains("cache 1"), "{refused}");
 }

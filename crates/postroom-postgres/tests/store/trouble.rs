@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use postroom::{Cause, DeadFilter, Deed, KeyDeed, MessageId, Outcome, Report, Side, Source, Want};
-use postroom_postgres::{act_on_key, dead_letters, discard_dead, retry_dead, waiting_keys, whereabouts};
+use postroom::{
+    Cause, DeadDeed, DeadFilter, Deed, KeyDeed, MessageId, Operator, Outcome, Place, Report, Side, Source, WaitsFor,
+    Want,
+};
 use postroom_testkit::postgres::Database;
 
 use crate::deaths::{dies, succeeds};
-use crate::setup::{ROUTE, claim_all, connector, done, drain, enqueue, prepared, settled, source};
+use crate::setup::{ROUTE, claim_all, connector, done, drain, enqueue, prepared, settled, source, store};
 
 fn deed() -> Deed {
     Deed { actor: "test".to_owned(), reason: "because".to_owned() }
@@ -17,10 +19,10 @@ fn dead(blocks_key: bool) -> Outcome {
     Outcome::Dead { attempts: 8, cause: Cause::Exhausted, error: "no".to_owned(), blocks_key }
 }
 
-async fn states(database: &Database, ids: &[MessageId]) -> Vec<&'static str> {
+async fn states(database: &Database, ids: &[MessageId]) -> Vec<Place> {
     let mut states = Vec::new();
     for id in ids {
-        states.push(whereabouts(&connector(database), *id).await.unwrap()[0].state);
+        states.push(store(database).whereabouts(*id).await.unwrap()[0].state);
     }
     states
 }
@@ -54,25 +56,32 @@ async fn a_key_blocked_over_its_dead_message_waits_for_the_operator() {
             .await
             .unwrap();
         assert!(claim_all(&source).await.is_empty());
-        assert_eq!(states(&database, &ids).await, ["dead", "blocked", "blocked"]);
-        let keys = waiting_keys(&connector(&database), Some(ROUTE), 10).await.unwrap();
-        assert_eq!((keys.len(), keys[0].waits_for.as_str(), keys[0].messages), (1, "dead", 3));
+        assert_eq!(states(&database, &ids).await, [Place::Dead, Place::Blocked, Place::Blocked]);
+        let keys = store(&database).waiting_keys(Some(ROUTE), 10).await.unwrap();
+        assert_eq!((keys.len(), keys[0].waits_for, keys[0].messages), (1, WaitsFor::Dead, 3));
         assert_eq!(keys[0].head.as_deref(), Some(ids[0].to_string().as_str()));
 
         let filter = DeadFilter { id: Some(ids[0]), ..DeadFilter::default() };
         let expected = match way {
             "skip" => {
-                assert!(act_on_key(&connector(&database), ROUTE, "a", KeyDeed::Skip, &deed()).await.unwrap());
-                assert!(!act_on_key(&connector(&database), ROUTE, "a", KeyDeed::Skip, &deed()).await.unwrap());
+                assert!(store(&database).act_on_key(ROUTE, "a", KeyDeed::Skip, &deed()).await.unwrap());
+                assert!(!store(&database).act_on_key(ROUTE, "a", KeyDeed::Skip, &deed()).await.unwrap());
                 [&ids[1..], &fourth].concat()
             }
             "retry" => {
-                assert_eq!(retry_dead(&connector(&database), Side::Out, &filter, 10, &deed()).await.unwrap().len(), 1);
+                assert_eq!(
+                    store(&database).act_on_dead(DeadDeed::Retry, Side::Out, &filter, 10, &deed()).await.unwrap().len(),
+                    1
+                );
                 [&ids[..], &fourth].concat()
             }
             _ => {
                 assert_eq!(
-                    discard_dead(&connector(&database), Side::Out, &filter, 10, &deed()).await.unwrap().len(),
+                    store(&database)
+                        .act_on_dead(DeadDeed::Discard, Side::Out, &filter, 10, &deed())
+                        .await
+                        .unwrap()
+                        .len(),
                     1
                 );
                 [&ids[1..], &fourth].concat()
@@ -88,8 +97,8 @@ async fn a_key_blocked_over_its_dead_message_waits_for_the_operator() {
             found.extend(ids);
         }
         assert_eq!(found, expected, "{way}");
-        assert!(waiting_keys(&connector(&database), None, 10).await.unwrap().is_empty());
-        let left = dead_letters(&connector(&database), Side::Out, &DeadFilter::default(), 10).await.unwrap();
+        assert!(store(&database).waiting_keys(None, 10).await.unwrap().is_empty());
+        let left = store(&database).dead_letters(Side::Out, &DeadFilter::default(), 10).await.unwrap();
         assert_eq!(left.len(), usize::from(way == "skip"), "I6");
         enqueue(&client, Some("a"), 1).await;
         assert!(!claim_all(&source).await[0].behind, "the key is free again");
@@ -101,11 +110,11 @@ async fn a_parked_key_waits_until_it_is_unparked_and_keeps_its_order() {
     let database = prepared().await;
     let client = database.connect().await;
     let source = source(&database, "relay").await;
-    assert!(act_on_key(&connector(&database), "no-route", "a", KeyDeed::Park, &deed()).await.is_err());
+    assert!(store(&database).act_on_key("no-route", "a", KeyDeed::Park, &deed()).await.is_err());
     // The relay knows that nothing is parked.
     enqueue(&client, Some("b"), 1).await;
     assert_eq!(drain(&source).await.len(), 1);
-    assert!(act_on_key(&connector(&database), ROUTE, "a", KeyDeed::Park, &deed()).await.unwrap());
+    assert!(store(&database).act_on_key(ROUTE, "a", KeyDeed::Park, &deed()).await.unwrap());
     let ids = enqueue(&client, Some("a"), 5).await;
     // It is not asked for parked ones: what an operator parked is seen all the same.
     let claimed = source.claim(Want { parked: false, ..Want::up_to(100) }).await.unwrap().deliveries;
@@ -113,7 +122,7 @@ async fn a_parked_key_waits_until_it_is_unparked_and_keeps_its_order() {
     let settlements: Vec<_> = claimed.iter().map(|delivery| settled(delivery.token, Outcome::Queue)).collect();
     source.settle(&settlements).await.unwrap();
     assert!(claim_all(&source).await.is_empty());
-    assert!(act_on_key(&connector(&database), ROUTE, "a", KeyDeed::Unpark, &deed()).await.unwrap());
+    assert!(store(&database).act_on_key(ROUTE, "a", KeyDeed::Unpark, &deed()).await.unwrap());
     assert_eq!(drain(&source).await, ids);
     let audits: Vec<String> = client
         .query("select action from postroom.audit order by id", &[])
@@ -142,9 +151,9 @@ async fn a_dead_letter_given_back_while_the_relay_records_about_its_key_is_not_f
     tx.execute("select from postroom.lanes where route = $1 order by lane for key share", &[&ROUTE]).await.unwrap();
     tx.execute("delete from postroom.parked where route = $1", &[&ROUTE]).await.unwrap();
     tx.execute(include_str!("../../src/log/sql/promote.sql"), &[&ROUTE, &vec!["a"]]).await.unwrap();
-    let connector_of_operator = connector(&database);
+    let operator = store(&database);
     let operator = tokio::spawn(async move {
-        retry_dead(&connector_of_operator, Side::Out, &DeadFilter::default(), 10, &deed()).await.unwrap()
+        operator.act_on_dead(DeadDeed::Retry, Side::Out, &DeadFilter::default(), 10, &deed()).await.unwrap()
     });
     // The signal: the operator waits for a lock, or is through already.
     let waits =
@@ -169,9 +178,14 @@ async fn a_dead_letter_that_its_relay_has_not_passed_cannot_be_discarded() {
     let claimed = claim_all(&source).await;
     source.settle(&[settled(claimed[1].token, dead(false))]).await.unwrap();
     let everything = DeadFilter::default();
-    assert!(discard_dead(&connector(&database), Side::Out, &everything, 10, &deed()).await.unwrap().is_empty());
+    assert!(
+        store(&database).act_on_dead(DeadDeed::Discard, Side::Out, &everything, 10, &deed()).await.unwrap().is_empty()
+    );
     source.settle(&done([claimed[0].token])).await.unwrap();
-    assert_eq!(discard_dead(&connector(&database), Side::Out, &everything, 10, &deed()).await.unwrap().len(), 1);
+    assert_eq!(
+        store(&database).act_on_dead(DeadDeed::Discard, Side::Out, &everything, 10, &deed()).await.unwrap().len(),
+        1
+    );
     client.batch_execute("update postroom.lanes set expires_at = '-infinity'").await.unwrap();
     let another = crate::setup::source(&database, "another").await;
     assert!(claim_all(&another).await.is_empty(), "a discarded message does not come back");
@@ -193,7 +207,7 @@ async fn the_failures_of_a_message_are_kept_with_it() {
     }
     let claimed = claim_all(&source).await;
     source.settle(&[settled(claimed[0].token, dead(false))]).await.unwrap();
-    let letter = &dead_letters(&connector(&database), Side::Out, &DeadFilter::default(), 10).await.unwrap()[0];
+    let letter = &store(&database).dead_letters(Side::Out, &DeadFilter::default(), 10).await.unwrap()[0];
     assert_eq!(letter.history.len(), 32);
     assert_eq!(letter.history[30].error, "failure 39");
     assert_eq!(letter.history[31].error, "no");
@@ -261,14 +275,14 @@ async fn what_a_dead_relay_had_queued_up_does_not_overtake_what_it_had_in_hand()
     // Two are in hand when the operator parks the key; two more queue up, and the relay dies.
     let mut ids = enqueue(&client, Some("a"), 2).await;
     assert_eq!(claim_all(&source).await.len(), 2);
-    act_on_key(&connector(&database), ROUTE, "a", KeyDeed::Park, &deed()).await.unwrap();
+    store(&database).act_on_key(ROUTE, "a", KeyDeed::Park, &deed()).await.unwrap();
     ids.extend(enqueue(&client, Some("a"), 2).await);
     let claimed = claim_all(&source).await;
     let queued: Vec<_> = claimed.iter().map(|delivery| settled(delivery.token, Outcome::Queue)).collect();
     assert_eq!(queued.len(), 2);
     source.settle(&queued).await.unwrap();
     dies(&database, source).await;
-    act_on_key(&connector(&database), ROUTE, "a", KeyDeed::Unpark, &deed()).await.unwrap();
+    store(&database).act_on_key(ROUTE, "a", KeyDeed::Unpark, &deed()).await.unwrap();
     let (source, _) = succeeds(&database, 1).await;
     assert_eq!(drain(&source).await, ids, "I4");
 }
@@ -278,11 +292,11 @@ async fn why_tells_what_a_message_waits_for() {
     let database = prepared().await;
     let client = database.connect().await;
     let id = MessageId::new();
-    assert!(whereabouts(&connector(&database), id).await.unwrap().is_empty());
+    assert!(store(&database).whereabouts(id).await.unwrap().is_empty());
     let ids = enqueue(&client, Some("a"), 3).await;
-    assert!(whereabouts(&connector(&database), ids[0]).await.unwrap().is_empty(), "no route has run");
+    assert!(store(&database).whereabouts(ids[0]).await.unwrap().is_empty(), "no route has run");
     let source = source(&database, "relay").await;
-    assert_eq!(states(&database, &ids).await, ["waiting"; 3]);
+    assert_eq!(states(&database, &ids).await, [Place::Waiting; 3]);
     let claimed = claim_all(&source).await;
     let retry = Outcome::Retry { after: Duration::from_secs(60), attempts: 1, error: "no route".to_owned() };
     source
@@ -293,18 +307,18 @@ async fn why_tells_what_a_message_waits_for() {
         ])
         .await
         .unwrap();
-    assert_eq!(states(&database, &ids).await, ["retry", "queued", "queued"]);
-    let place = &whereabouts(&connector(&database), ids[1]).await.unwrap()[0];
+    assert_eq!(states(&database, &ids).await, [Place::Retry, Place::Queued, Place::Queued]);
+    let place = &store(&database).whereabouts(ids[1]).await.unwrap()[0];
     assert!(place.because[0].contains(&ids[0].to_string()), "{:?}", place.because);
     assert!(place.because.iter().any(|line| line.contains("relay holds its lane")), "{:?}", place.because);
     let down = Report { sink_down: Some("connection refused".to_owned()), ..Report::default() };
     source.renew(&down).await.unwrap();
-    let place = &whereabouts(&connector(&database), ids[0]).await.unwrap()[0];
+    let place = &store(&database).whereabouts(ids[0]).await.unwrap()[0];
     assert!(place.because.iter().any(|line| line.contains("sink is down")), "{:?}", place.because);
     assert_eq!(place.history[0].error, "no route");
     let other = enqueue(&client, Some("b"), 1).await;
     drain(&source).await;
-    assert_eq!(states(&database, &other).await, ["acked"]);
+    assert_eq!(states(&database, &other).await, [Place::Acked]);
 }
 
 #[tokio::test]
@@ -334,9 +348,8 @@ async fn a_notification_wakes_and_its_loss_costs_nothing() {
 async fn a_route_without_order_parks_messages_alone() {
     let database = prepared().await;
     let client = database.connect().await;
-    let options =
-        postroom_postgres::LogSourceOptions { order: postroom::Order::None, ..crate::setup::options("relay") };
-    let source = crate::setup::source_with(&database, options).await;
+    let unordered = postroom::Route { order: postroom::Order::None, ..crate::setup::route() };
+    let source = crate::setup::source_of(&database, &unordered, "relay").await;
     let ids = enqueue(&client, Some("a"), 2).await;
     let claimed = claim_all(&source).await;
     let retry = |after| Outcome::Retry { after: Duration::from_secs(after), attempts: 1, error: "no".to_owned() };
@@ -348,12 +361,20 @@ async fn a_route_without_order_parks_messages_alone() {
     let buried: Vec<_> = claimed.iter().map(|delivery| settled(delivery.token, dead(false))).collect();
     source.settle(&buried).await.unwrap();
     assert_eq!(
-        retry_dead(&connector(&database), Side::Out, &DeadFilter::default(), 2, &deed()).await.unwrap().len(),
+        store(&database)
+            .act_on_dead(DeadDeed::Retry, Side::Out, &DeadFilter::default(), 2, &deed())
+            .await
+            .unwrap()
+            .len(),
         2
     );
     let first = claim_all(&source).await;
     assert_eq!(
-        retry_dead(&connector(&database), Side::Out, &DeadFilter::default(), 10, &deed()).await.unwrap().len(),
+        store(&database)
+            .act_on_dead(DeadDeed::Retry, Side::Out, &DeadFilter::default(), 10, &deed())
+            .await
+            .unwrap()
+            .len(),
         3
     );
     source.settle(&done(first.iter().map(|delivery| delivery.token))).await.unwrap();
@@ -374,7 +395,8 @@ async fn many_dead_letters_are_given_back_in_steps_that_hold_up_no_relay_for_lon
                    select $1, n, 0, 8, 'exhausted', 'no', gen_random_uuid(), 'orders', 'order.placed', '', 'x', now()
                      from generate_series(1, 2500) n";
     client.execute(letters, &[&ROUTE]).await.unwrap();
-    let moved = retry_dead(&connector(&database), Side::Out, &DeadFilter::default(), 2200, &deed()).await.unwrap();
+    let moved =
+        store(&database).act_on_dead(DeadDeed::Retry, Side::Out, &DeadFilter::default(), 2200, &deed()).await.unwrap();
     assert_eq!(moved.len(), 2200);
     let steps: Vec<i32> = client
         .query("select cardinality(message_ids) from postroom.audit order by id", &[])

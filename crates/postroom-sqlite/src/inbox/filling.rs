@@ -73,8 +73,9 @@ impl FillerStore for Sqlite {
         tenure: &Tenure,
         lease: Duration,
     ) -> Result<bool, StoreError> {
+        // Never the same end twice: a renewal is seen by its change.
         let sql = format!(
-            "update postroom_inbox_fillers set lease_ms = ?4, expires_ms = {NOW} + ?4
+            "update postroom_inbox_fillers set lease_ms = ?4, expires_ms = {NOW} + ?4 + (expires_ms = {NOW} + ?4)
               where consumer = ?1 and owner = ?2 and epoch = ?3"
         );
         let parameters = params![consumer.as_str(), tenure.owner, tenure.epoch, milliseconds(lease)];

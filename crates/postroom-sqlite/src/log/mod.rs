@@ -5,4 +5,4 @@ pub(crate) mod row;
 pub(crate) mod source;
 mod watch;
 
-pub use source::{SqliteSource, SqliteSourceOptions};
+pub use source::SqliteSource;

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use postroom::lane_book::{Asked, Granted, Move, Reached};
 use postroom::{
-    Claimed, LaneBook, OnDead, Order, Report, RouteSettings, Settled, Settlement, Source, Standing, StoreError,
+    Claimed, LaneBook, OnDead, Order, Report, Route, RouteSettings, Settled, Settlement, Source, Standing, StoreError,
     TopicFilter, Want,
 };
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
 use crate::connect::{NOW, connect, store_error};
+use crate::database::Database;
 use crate::log::record;
 use crate::log::row::FoundRow;
 use crate::log::watch::{self, FileId, Position};
@@ -26,22 +27,14 @@ pub(crate) const LANE: u16 = 0;
 const CLOCK_SLACK_MS: i64 = 2000;
 
 /// What a source relays, and as whom.
-#[derive(Debug, Clone)]
-pub struct SqliteSourceOptions {
-    /// The database file.
-    pub path: PathBuf,
-    /// Name of the route; its position is kept under it.
-    pub route: String,
-    /// Which topics it takes.
-    pub topics: TopicFilter,
-    /// Name of this relay, unique among all relays.
-    pub owner: String,
-    /// How long the lane stays with a relay that has fallen silent.
-    pub lease: Duration,
-    /// Order within a key; the relay has to be told the same.
-    pub order: Order,
-    /// What becomes of a key whose message is dead; the relay has to be told the same.
-    pub on_dead: OnDead,
+struct SqliteSourceOptions {
+    path: PathBuf,
+    route: String,
+    topics: TopicFilter,
+    owner: String,
+    lease: Duration,
+    order: Order,
+    on_dead: OnDead,
 }
 
 /// Claims messages of one route. All work happens on blocking threads, on one connection.
@@ -68,8 +61,17 @@ struct Inner {
 }
 
 impl SqliteSource {
-    /// Registers the route and prepares to claim. Blocks for a moment.
-    pub fn open(options: SqliteSourceOptions) -> Result<Self, StoreError> {
+    /// Registers the route and prepares to claim, for a relay of this name, which no other relay may have. Blocks for a moment.
+    pub fn open(database: &Database, route: &Route, owner: impl Into<String>) -> Result<Self, StoreError> {
+        let options = SqliteSourceOptions {
+            path: database.path().to_owned(),
+            route: route.name.clone(),
+            topics: route.topics.clone(),
+            owner: owner.into(),
+            lease: route.lease,
+            order: route.order,
+            on_dead: route.on_dead,
+        };
         let (connection, file, settings) = open(&options)?;
         let given = given(&options);
         if settings != given {
@@ -260,13 +262,14 @@ impl Inner {
             return Ok(claimed);
         }
         let settings = routes::settings(&tx, &self.options.route)?;
-        let (parked, parked_cut) =
-            if want.parked { self.read_parked(want.messages, want.bytes)? } else { (Vec::new(), false) };
+        let heads = if want.single { 1 } else { want.messages };
+        let (parked, parked_cut) = if want.parked { self.read_parked(heads, want.bytes)? } else { (Vec::new(), false) };
         let now = self.now();
         let asked = if want.single && !parked.is_empty() {
             None
         } else {
-            self.book.ask(now, want.messages, want.lane_messages_max).pop()
+            let lane_max = if want.single { 1 } else { want.lane_messages_max };
+            self.book.ask(now, want.messages, lane_max).pop()
         };
         let (fresh, fresh_cut) = match &asked {
             Some(asked) => self.read_fresh(asked, want.bytes)?,
@@ -276,7 +279,8 @@ impl Inner {
         if let Some(settings) = settings {
             self.settings = settings;
         }
-        claimed.more = parked_cut || fresh_cut || parked.len() >= want.messages || fresh.len() >= want.messages;
+        let full = asked.as_ref().is_some_and(|asked| fresh.len() >= asked.limit);
+        claimed.more = parked_cut || fresh_cut || full || parked.len() >= want.messages;
 
         for row in parked {
             claimed.deliveries.extend(self.book.took_in_parked(LANE, row.found()));

@@ -1,14 +1,14 @@
 //! What operators do about dead letters. Every deed and the audit row about it are one transaction.
 
-use postroom::{DeadFilter, DeadLetter, Deed, Side, StoreError, headers_from_json};
+use postroom::{Cause, DeadDeed, DeadFilter, DeadLetter, Deed, Side, StoreError, headers_from_json};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 
 use crate::connect::NOW;
-use crate::connect::store_error;
+use crate::connect::{store_error, word};
 use crate::log::record::{COPIED, promote};
 
 /// Dead letters by filter, oldest first, at most `limit`.
-pub fn dead_letters(
+pub(crate) fn dead_letters(
     connection: &Connection,
     side: Side,
     filter: &DeadFilter,
@@ -18,7 +18,12 @@ pub fn dead_letters(
 }
 
 /// The payload of one dead letter.
-pub fn dead_payload(connection: &Connection, side: Side, route: &str, seq: i64) -> Result<Option<Vec<u8>>, StoreError> {
+pub(crate) fn dead_payload(
+    connection: &Connection,
+    side: Side,
+    route: &str,
+    seq: i64,
+) -> Result<Option<Vec<u8>>, StoreError> {
     let sql = match side {
         Side::Out => "select cast(payload as blob) from postroom_dead_letters where route = ?1 and seq = ?2",
         Side::In => "select cast(payload as blob) from postroom_dead_consume where consumer = ?1 and seq = ?2",
@@ -29,43 +34,29 @@ pub fn dead_payload(connection: &Connection, side: Side, route: &str, seq: i64) 
         .map_err(|error| store_error("read a dead letter", error))
 }
 
-/// Gives dead letters back to their relay, with their ids and all their attempts before them. Returns what was moved.
-pub fn retry_dead(
+/// Gives dead letters back to their relay or consumer, or deletes them. Returns those that it was done to: a letter that died a
+/// moment ago, and that the position has not passed, is not discarded, because a crash would bring it back and send it.
+pub(crate) fn act_on_dead(
     connection: &mut Connection,
+    what: DeadDeed,
     side: Side,
     filter: &DeadFilter,
     limit: i64,
     deed: &Deed,
 ) -> Result<Vec<DeadLetter>, StoreError> {
     let done = match side {
-        Side::Out => act(connection, filter, limit, deed, "dead.retry"),
-        Side::In => act_in(connection, filter, limit, deed, "inbox.retry"),
-    };
-    done.map_err(|error| store_error("act on dead letters; nothing was changed", error))
-}
-
-/// Deletes dead letters for good; the audit row keeps their ids. Returns what was deleted: a letter that died a moment ago,
-/// and that the position has not passed, stays, because a crash would bring it back and send it.
-pub fn discard_dead(
-    connection: &mut Connection,
-    side: Side,
-    filter: &DeadFilter,
-    limit: i64,
-    deed: &Deed,
-) -> Result<Vec<DeadLetter>, StoreError> {
-    let done = match side {
-        Side::Out => act(connection, filter, limit, deed, "dead.discard"),
-        Side::In => act_in(connection, filter, limit, deed, "inbox.discard"),
+        Side::Out => act(connection, what, filter, limit, deed),
+        Side::In => act_in(connection, what, filter, limit, deed),
     };
     done.map_err(|error| store_error("act on dead letters; nothing was changed", error))
 }
 
 fn act_in(
     connection: &mut Connection,
+    what: DeadDeed,
     filter: &DeadFilter,
     limit: i64,
     deed: &Deed,
-    action: &str,
 ) -> Result<Vec<DeadLetter>, rusqlite::Error> {
     const KEPT: &str = "history, topic, type, payload, key, routing_key, content_type, headers, tenant_id, \
                         aggregate_type, aggregate_id, aggregate_version, occurred_ms";
@@ -75,7 +66,7 @@ fn act_in(
         return Ok(letters);
     }
     for DeadLetter { route, id, .. } in &letters {
-        if action == "inbox.retry" {
+        if what == DeadDeed::Retry {
             let sql = format!(
                 "insert into postroom_inbox_messages (consumer, id, state, due_ms, ordering_key, last_error, {KEPT})
                  select consumer, id, 'ready', {NOW}, ordering_key, error, {KEPT}
@@ -87,21 +78,21 @@ fn act_in(
         tx.execute("delete from postroom_dead_consume where consumer = ?1 and id = ?2", params![route, id])?;
     }
     let ids: Vec<&str> = letters.iter().map(|letter| letter.id.as_str()).collect();
-    audit(&tx, deed, action, &serde_json::to_string(filter).unwrap_or_default(), &ids)?;
+    audit(&tx, deed, what.action(Side::In), &serde_json::to_string(filter).unwrap_or_default(), &ids)?;
     tx.commit()?;
     Ok(letters)
 }
 
 fn act(
     connection: &mut Connection,
+    what: DeadDeed,
     filter: &DeadFilter,
     limit: i64,
     deed: &Deed,
-    action: &str,
 ) -> Result<Vec<DeadLetter>, rusqlite::Error> {
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut letters = chosen(&tx, Side::Out, filter, limit)?;
-    if action == "dead.discard" {
+    if what == DeadDeed::Discard {
         // One that the position has not passed would be read and sent again after a crash.
         let sql = "select position_seq >= ?2 from postroom_lanes where route = ?1 and lane = 0";
         let mut passed = tx.prepare(sql)?;
@@ -117,7 +108,7 @@ fn act(
         return Ok(letters);
     }
     for DeadLetter { route, seq, key, .. } in &letters {
-        if action == "dead.retry" {
+        if what == DeadDeed::Retry {
             let sql = format!(
                 "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, last_error, history, {COPIED})
                  select route, seq, 0, coalesce(key, aggregate_id),
@@ -129,12 +120,12 @@ fn act(
         }
         tx.execute("delete from postroom_dead_letters where route = ?1 and seq = ?2", params![route, seq])?;
         tx.execute("delete from postroom_blocked_keys where route = ?1 and seq = ?2", params![route, seq])?;
-        if let (Some(key), "dead.retry") = (key, action) {
+        if let (Some(key), DeadDeed::Retry) = (key, what) {
             promote(&tx, route, key)?;
         }
     }
     let ids: Vec<&str> = letters.iter().map(|letter| letter.id.as_str()).collect();
-    audit(&tx, deed, action, &serde_json::to_string(filter).unwrap_or_default(), &ids)?;
+    audit(&tx, deed, what.action(Side::Out), &serde_json::to_string(filter).unwrap_or_default(), &ids)?;
     tx.commit()?;
     Ok(letters)
 }
@@ -199,7 +190,7 @@ fn letter(row: &Row<'_>) -> Result<DeadLetter, rusqlite::Error> {
         tenant_id: row.get(6)?,
         aggregate_id: row.get(7)?,
         attempts: row.get(8)?,
-        cause: row.get(9)?,
+        cause: word(row, 9, Cause::of)?,
         error: row.get(10)?,
         died_seconds_ago: row.get(11)?,
         payload_bytes: row.get(12)?,

@@ -1,15 +1,19 @@
 //! What operators see of keys that wait, and what they do about them.
 
-use postroom::{Deed, KeyDeed, StoreError, WaitingKey};
+use postroom::{Deed, KeyDeed, StoreError, WaitingKey, WaitsFor};
 use rusqlite::{Connection, Row, TransactionBehavior, params};
 
 use crate::connect::NOW;
-use crate::connect::store_error;
+use crate::connect::{store_error, word};
 use crate::log::record::promote;
 use crate::operate::dead::audit;
 
 /// Keys that wait, longest first, at most `limit`.
-pub fn waiting_keys(connection: &Connection, route: Option<&str>, limit: i64) -> Result<Vec<WaitingKey>, StoreError> {
+pub(crate) fn waiting_keys(
+    connection: &Connection,
+    route: Option<&str>,
+    limit: i64,
+) -> Result<Vec<WaitingKey>, StoreError> {
     // A parked row does not note when it was parked; the message's own time stands for it.
     let sql = format!(
         "with waiting as (
@@ -36,7 +40,7 @@ pub fn waiting_keys(connection: &Connection, route: Option<&str>, limit: i64) ->
         Ok(WaitingKey {
             route: row.get(0)?,
             key: row.get(1)?,
-            waits_for: row.get(2)?,
+            waits_for: word(row, 2, WaitsFor::of)?,
             head: row.get(3)?,
             messages: row.get(4)?,
             attempts: row.get(5)?,
@@ -52,7 +56,7 @@ pub fn waiting_keys(connection: &Connection, route: Option<&str>, limit: i64) ->
 }
 
 /// Parks, unparks or skips a key of a route, with an audit row in the same transaction. False: there was nothing to do.
-pub fn act_on_key(
+pub(crate) fn act_on_key(
     connection: &mut Connection,
     route: &str,
     key: &str,
@@ -90,7 +94,7 @@ pub fn act_on_key(
     }
     promote(&tx, route, key).map_err(failed)?;
     let conditions = serde_json::json!({ "route": route, "key": key }).to_string();
-    audit(&tx, deed, what.as_str(), &conditions, &[]).map_err(failed)?;
+    audit(&tx, deed, what.action(), &conditions, &[]).map_err(failed)?;
     tx.commit().map_err(failed)?;
     Ok(true)
 }

@@ -7,9 +7,9 @@ pub(crate) mod routes;
 mod status;
 mod why;
 
-pub use dead::{dead_letters, dead_payload, discard_dead, retry_dead};
-pub use keys::{act_on_key, waiting_keys};
-pub use prune::prune_inbox;
-pub use routes::{routes, set_route};
-pub use status::status;
-pub use why::whereabouts;
+pub(crate) use dead::{act_on_dead, dead_letters, dead_payload};
+pub(crate) use keys::{act_on_key, waiting_keys};
+pub(crate) use prune::prune_step;
+pub(crate) use routes::{routes, set_route};
+pub(crate) use status::status;
+pub(crate) use why::whereabouts;

@@ -8,16 +8,18 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use crate::connect::{NOW, store_error};
 use crate::operate::dead::audit;
 
-/// Forgets messages that were processed so long ago, in steps of 10,000, each in its own transaction; `progress` hears how many
-/// are gone. Refused below the redelivery horizon of `postroom_settings`.
-pub fn prune_inbox(
+/// Most rows that one step forgets.
+const STEP: usize = 10_000;
+
+/// Forgets messages that were processed so long ago, one step in a transaction; returns how many, and whether there may be more.
+/// Refused below the redelivery horizon of `postroom_settings`.
+pub(crate) fn prune_step(
     connection: &mut Connection,
     older_than: Duration,
+    first: bool,
     deed: &Deed,
-    mut progress: impl FnMut(u64),
-) -> Result<u64, StoreError> {
+) -> Result<(u64, bool), StoreError> {
     const WHAT: &str = "prune the inbox";
-    const STEP: usize = 10_000;
     let failed = |error| store_error(WHAT, error);
     let age = i64::try_from(older_than.as_millis()).unwrap_or(i64::MAX / 4);
     let horizon: i64 = connection
@@ -36,19 +38,12 @@ pub fn prune_inbox(
                 and not exists (select 1 from postroom_inbox_messages m where m.consumer = i.consumer and m.id = i.message_id)
               limit ?2)"
     );
-    let mut pruned = 0;
-    loop {
-        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
-        let step = tx.execute(&sql, params![age, STEP as i64]).map_err(failed)?;
-        if pruned == 0 && step > 0 {
-            let conditions = format!("{{\"older_than_seconds\":{}}}", older_than.as_secs());
-            audit(&tx, deed, "inbox.prune", &conditions, &[]).map_err(failed)?;
-        }
-        tx.commit().map_err(failed)?;
-        pruned += step as u64;
-        progress(pruned);
-        if step < STEP {
-            return Ok(pruned);
-        }
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    let step = tx.execute(&sql, params![age, STEP as i64]).map_err(failed)?;
+    if first && step > 0 {
+        let conditions = format!("{{\"older_than_seconds\":{}}}", older_than.as_secs());
+        audit(&tx, deed, "inbox.prune", &conditions, &[]).map_err(failed)?;
     }
+    tx.commit().map_err(failed)?;
+    Ok((step as u64, step == STEP))
 }

@@ -65,7 +65,7 @@ pub(crate) fn change(
 }
 
 /// Routes that have run, by name.
-pub fn routes(connection: &Connection) -> Result<Vec<ShownRoute>, StoreError> {
+pub(crate) fn routes(connection: &Connection) -> Result<Vec<ShownRoute>, StoreError> {
     let failed = |error| store_error("read the routes", error);
     let sql = format!(
         "select r.name, r.revision, coalesce(v.set_by, ''), coalesce(({NOW} - v.set_ms) / 1000.0, 0.0)
@@ -89,7 +89,7 @@ pub fn routes(connection: &Connection) -> Result<Vec<ShownRoute>, StoreError> {
 
 /// Gives a route other settings, with an audit row in the same transaction; the relay has them with its next read. Returns
 /// what the route is then; none: there is no such route.
-pub fn set_route(
+pub(crate) fn set_route(
     connection: &mut Connection,
     route: &str,
     wanted: &RouteChange,

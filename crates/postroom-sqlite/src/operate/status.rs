@@ -5,9 +5,10 @@ use rusqlite::Connection;
 
 use crate::connect::NOW;
 use crate::connect::store_error;
+use crate::migrate::version;
 
 /// Reads the state of the store; writes nothing.
-pub fn status(connection: &Connection) -> Result<StoreStatus, StoreError> {
+pub(crate) fn status(connection: &Connection) -> Result<StoreStatus, StoreError> {
     let failed = |error| store_error("read the status", error);
     let one = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0)).map_err(failed);
     let sql = format!(
@@ -46,7 +47,7 @@ pub fn status(connection: &Connection) -> Result<StoreStatus, StoreError> {
         .map_err(failed)?;
     Ok(StoreStatus {
         store: "sqlite",
-        schema_version: one("select max(number) from postroom_migrations")?,
+        schema_version: version(connection)?,
         outbox_rows: one("select count(*) from postroom_outbox")?,
         routes,
     })

@@ -1,12 +1,12 @@
 //! One message's life, for an operator who asks why it has not arrived.
 
-use postroom::{MessageId, StoreError, Whereabouts};
+use postroom::{MessageId, ParkedState, Place, StoreError, Whereabouts};
 use rusqlite::{Connection, Row};
 
 use crate::connect::{NOW, store_error};
 
 /// Where a message is on every route that has run.
-pub fn whereabouts(connection: &Connection, id: MessageId) -> Result<Vec<Whereabouts>, StoreError> {
+pub(crate) fn whereabouts(connection: &Connection, id: MessageId) -> Result<Vec<Whereabouts>, StoreError> {
     let sql = format!(
         "with found as (
              select seq, topic, coalesce(key, aggregate_id) as key, visible_ms from postroom_outbox
@@ -46,7 +46,7 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
         (attempts, history) = (row.get(8)?, read(row.get(11)?));
         because.push(format!("{cause} after {attempts} attempts: {}", row.get::<_, String>(10)?));
         because.push("`postroom dead retry` sends it again, `postroom dead discard` gives it up".to_owned());
-        "dead"
+        Place::Dead
     } else if let Some(parked) = parked {
         (attempts, history) = (row.get(4)?, read(row.get(7)?));
         let behind: Option<String> = row.get(15)?;
@@ -55,23 +55,23 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
             None => because.push(format!("it is due in {:.1} s", row.get::<_, f64>(6)?)),
         }
         because.extend(row.get::<_, Option<String>>(5)?.map(|error| format!("its last error: {error}")));
-        match parked.as_str() {
-            _ if blocked.is_some() => "blocked",
-            "scheduled" => "scheduled",
-            "queued" => "queued",
-            _ => "retry",
+        match ParkedState::of(&parked) {
+            _ if blocked.is_some() => Place::Blocked,
+            Some(ParkedState::Scheduled) => Place::Scheduled,
+            Some(ParkedState::Queued) => Place::Queued,
+            Some(ParkedState::Retry) | None => Place::Retry,
         }
     } else if !row.get::<_, bool>(16)? {
         because.push("the route does not take its topic".to_owned());
-        "not_taken"
+        Place::NotTaken
     } else if row.get::<_, bool>(2)? {
         because.push("the broker confirmed it, or it was discarded by an operator (see the audit table)".to_owned());
-        "acked"
+        Place::Acked
     } else {
         because.push(format!("{} messages are before it", row.get::<_, i64>(14)?));
-        "waiting"
+        Place::Waiting
     };
-    if matches!(state, "waiting" | "retry" | "queued" | "scheduled" | "blocked") {
+    if matches!(state, Place::Waiting | Place::Retry | Place::Queued | Place::Scheduled | Place::Blocked) {
         because.extend(blocked.map(|reason| format!("its key is blocked ({reason})")));
         because.push(match row.get::<_, Option<String>>(13)? {
             Some(owner) => format!("relay {owner} holds its lane"),

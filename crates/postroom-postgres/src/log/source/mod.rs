@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use postroom::lane_book::{Granted, Tenant};
 use postroom::{
-    Claimed, Delivery, Noted, OnDead, Order, Outcome, Report, Settled, Settlement, Source, Standing, StoreError, Token,
-    TopicFilter, Want, crash_point,
+    Claimed, Delivery, Noted, OnDead, Order, Outcome, Report, Route, Settled, Settlement, Source, Standing, StartAt,
+    StoreError, Token, TopicFilter, Want, crash_point,
 };
 use tokio_postgres::types::ToSql;
 
 use crate::connect::Connector;
+use crate::database::Database;
 use crate::link::{Link, Server};
 use crate::log::lanes::Lanes;
 use crate::log::position::{CatchUp, Position, astray_bounds};
@@ -28,40 +29,21 @@ use crate::log::watch::Watch;
 /// Followers of one parked head that are claimed with it.
 const FOLLOWERS_MAX: i64 = 200;
 
-/// Where a route begins that has never run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum StartAt {
-    /// With the oldest message that the outbox still holds.
-    #[default]
-    Oldest,
-    /// With the first message that commits after now.
-    Now,
-}
-
 /// What a log source relays, and as whom.
-#[derive(Debug, Clone)]
-pub struct LogSourceOptions {
-    /// Name of the route; its positions are kept under it.
-    pub route: String,
-    /// Which topics it takes.
-    pub topics: TopicFilter,
-    /// Name of this relay, unique among all relays.
-    pub owner: String,
-    /// How long lanes stay with a relay that has fallen silent.
-    pub lease: Duration,
-    /// Where to begin when the route has never run.
-    pub start_at: StartAt,
-    /// Order within a key; the relay has to be told the same.
-    pub order: Order,
-    /// What becomes of a key whose message is dead; the relay has to be told the same.
-    pub on_dead: OnDead,
-    /// Positions are written at most so often, unless many messages wait for it; [`POSITIONS_EVERY`] is a good choice.
-    pub positions_every: Duration,
+struct LogSourceOptions {
+    route: String,
+    topics: TopicFilter,
+    owner: String,
+    lease: Duration,
+    start_at: StartAt,
+    order: Order,
+    on_dead: OnDead,
+    positions_every: Duration,
 }
 
 /// Each write of positions leaves a dead row version a lane, which a snapshot held open somewhere keeps alive, and which every
 /// later write has to pass. So they are written 20 times a second and not hundreds of times.
-pub const POSITIONS_EVERY: Duration = Duration::from_millis(50);
+const POSITIONS_EVERY: Duration = Duration::from_millis(50);
 
 /// How messages were found since the source was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -110,10 +92,21 @@ struct Marked {
 }
 
 impl LogSource {
-    /// Registers the route and prepares to claim. Refuses a database without our schema, and one whose outbox sequence
-    /// caches values: cached seqs would appear behind a position that has passed them.
-    pub async fn open(connector: Connector, options: LogSourceOptions) -> Result<Self, StoreError> {
-        let connector = Arc::new(connector);
+    /// Registers the route and prepares to claim, for a relay of this name, which no other relay may have. Refuses a database
+    /// without our schema, and one whose outbox sequence caches values: cached seqs would appear behind a position that has
+    /// passed them.
+    pub async fn open(database: &Database, route: &Route, owner: impl Into<String>) -> Result<Self, StoreError> {
+        let options = LogSourceOptions {
+            route: route.name.clone(),
+            topics: route.topics.clone(),
+            owner: owner.into(),
+            lease: route.lease,
+            start_at: route.start_at,
+            order: route.order,
+            on_dead: route.on_dead,
+            positions_every: POSITIONS_EVERY,
+        };
+        let connector = Arc::new(database.connector().clone());
         let server = Arc::new(Server::default());
         let link = |settings| Link::new(connector.clone(), server.clone(), settings);
         let source = Self {
@@ -135,6 +128,12 @@ impl LogSource {
         };
         source.register().await?;
         Ok(source)
+    }
+
+    /// Positions are written at most so often, unless many messages wait for it; 50 ms unless told.
+    pub fn positions_every(mut self, pause: Duration) -> Self {
+        self.options.positions_every = pause;
+        self
     }
 
     /// The time as the book of lanes counts it.

@@ -5,10 +5,10 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use postroom::StoreError;
+use postroom::{StartAt, StoreError};
 use tokio_postgres::types::ToSql;
 
-use super::{LogSource, LogSourceOptions, StartAt};
+use super::{LogSource, LogSourceOptions};
 use crate::connect::behind_a_pooler;
 use crate::link::Link;
 use crate::log::watch::Seen;

@@ -1,0 +1,8 @@
+//! Every broker passes the suites of sinks and of subscriptions.
+
+#![allow(clippy::unwrap_used)]
+
+mod in_process;
+mod lines;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;

@@ -1,0 +1,120 @@
+//! One PostgreSQL database: what a program that is configured with one holds on to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use postroom::{
+    DeadDeed, DeadFilter, DeadLetter, Deed, KeyDeed, MessageId, MigrateError, Migrated, Operator, Route, RouteChange,
+    RouteSettings, ShownRoute, Side, Source, Store, StoreError, StoreStatus, WaitingKey, Wake, Whereabouts,
+};
+
+use crate::connect::{Connector, InvalidUrl};
+use crate::log::{Listener, LogSource};
+use crate::{migrate, operate};
+
+/// A PostgreSQL database with postroom's schema in it, or one that is to get it. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Database {
+    connector: Arc<Connector>,
+}
+
+impl Database {
+    /// Reads a `postgres://` URL as [`Connector::new`] does; connects to nothing.
+    pub fn new(url: &str) -> Result<Self, InvalidUrl> {
+        Connector::new(url).map(Self::of)
+    }
+
+    /// The database that this connector leads to.
+    pub fn of(connector: Connector) -> Self {
+        Self { connector: Arc::new(connector) }
+    }
+
+    /// Opens connections to it.
+    pub fn connector(&self) -> &Connector {
+        &self.connector
+    }
+}
+
+#[async_trait]
+impl Operator for Database {
+    async fn status(&self) -> Result<StoreStatus, StoreError> {
+        operate::status(&self.connector).await
+    }
+
+    async fn routes(&self) -> Result<Vec<ShownRoute>, StoreError> {
+        operate::routes(&self.connector).await
+    }
+
+    async fn set_route(
+        &self,
+        route: &str,
+        change: &RouteChange,
+        deed: &Deed,
+    ) -> Result<Option<RouteSettings>, StoreError> {
+        operate::set_route(&self.connector, route, change, deed).await
+    }
+
+    async fn whereabouts(&self, id: MessageId) -> Result<Vec<Whereabouts>, StoreError> {
+        operate::whereabouts(&self.connector, id).await
+    }
+
+    async fn waiting_keys(&self, route: Option<&str>, limit: i64) -> Result<Vec<WaitingKey>, StoreError> {
+        operate::waiting_keys(&self.connector, route, limit).await
+    }
+
+    async fn act_on_key(&self, route: &str, key: &str, what: KeyDeed, deed: &Deed) -> Result<bool, StoreError> {
+        operate::act_on_key(&self.connector, route, key, what, deed).await
+    }
+
+    async fn dead_letters(&self, side: Side, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, StoreError> {
+        operate::dead_letters(&self.connector, side, filter, limit).await
+    }
+
+    async fn dead_payload(&self, side: Side, route: &str, seq: i64) -> Result<Option<Vec<u8>>, StoreError> {
+        operate::dead_payload(&self.connector, side, route, seq).await
+    }
+
+    async fn act_on_dead(
+        &self,
+        what: DeadDeed,
+        side: Side,
+        filter: &DeadFilter,
+        limit: i64,
+        deed: &Deed,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        operate::act_on_dead(&self.connector, what, side, filter, limit, deed).await
+    }
+
+    async fn prune_inbox(
+        &self,
+        older_than: Duration,
+        deed: &Deed,
+        progress: &mut (dyn FnMut(u64) + Send),
+    ) -> Result<u64, StoreError> {
+        operate::prune_inbox(&self.connector, older_than, deed, progress).await
+    }
+}
+
+#[async_trait]
+impl Store for Database {
+    fn shown(&self) -> String {
+        self.connector.shown().to_owned()
+    }
+
+    async fn source(&self, route: &Route, owner: &str) -> Result<Arc<dyn Source>, StoreError> {
+        Ok(Arc::new(LogSource::open(self, route, owner).await?))
+    }
+
+    fn listen(&self, wakes: Vec<Wake>) -> Option<Box<dyn Send>> {
+        Some(Box::new(Listener::new(self.connector.as_ref().clone(), wakes)))
+    }
+
+    async fn migrate(&self, lanes: u16) -> Result<Migrated, MigrateError> {
+        migrate::migrate(&self.connector, lanes).await
+    }
+
+    fn print_sql(&self, lanes: u16) -> Result<String, MigrateError> {
+        migrate::print_sql(lanes)
+    }
+}

@@ -1,0 +1,25 @@
+//! The PostgreSQL store passes the suites that every store passes.
+
+#![allow(clippy::unwrap_used)]
+
+mod fixture;
+
+/// The relay's end.
+mod source {
+    postroom_testkit::source_conforms!(crate::fixture::Postgres);
+}
+
+/// The operator's end.
+mod operator {
+    postroom_testkit::operator_conforms!(crate::fixture::Postgres);
+}
+
+/// The receiving end, through tokio-postgres.
+mod consumer_store {
+    postroom_testkit::consumer_store_conforms!(crate::fixture::Through<crate::fixture::TokioPostgres>);
+}
+
+/// The receiving end, through sqlx.
+mod consumer_store_sqlx {
+    postroom_testkit::consumer_store_conforms!(crate::fixture::Through<crate::fixture::Sqlx>);
+}

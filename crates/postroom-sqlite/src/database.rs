@@ -1,0 +1,169 @@
+//! One SQLite file: what a program that is configured with one holds on to.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use postroom::{
+    DeadDeed, DeadFilter, DeadLetter, Deed, KeyDeed, MessageId, MigrateError, Migrated, Operator, Route, RouteChange,
+    RouteSettings, ShownRoute, Side, Source, StartAt, Store, StoreError, StoreStatus, WaitingKey, Whereabouts,
+};
+use rusqlite::Connection;
+
+use crate::connect::connect;
+use crate::log::SqliteSource;
+use crate::{migrate, operate};
+
+/// A SQLite file with postroom's tables in it, or one that is to get them. All work happens on blocking threads, each call on a
+/// connection of its own.
+#[derive(Debug, Clone)]
+pub struct Database {
+    path: PathBuf,
+}
+
+impl Database {
+    /// The file at this path; opens nothing.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs on a blocking thread; it runs to its end even when the caller stops waiting.
+    async fn on_thread<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce(&mut Connection) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let path = self.path.clone();
+        let work = move || {
+            // Opening would create it, and a mistyped path would look like an empty store.
+            if !path.exists() {
+                let source = format!("there is no file {}; `postroom migrate` creates it", path.display()).into();
+                return Err(StoreError::Unavailable { what, source });
+            }
+            work(&mut connect(&path)?)
+        };
+        blocking(what, work).await?
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    what: &'static str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, StoreError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| StoreError::Unavailable { what, source: error.into() })
+}
+
+#[async_trait]
+impl Operator for Database {
+    async fn status(&self) -> Result<StoreStatus, StoreError> {
+        self.on_thread("read the status", |connection| operate::status(connection)).await
+    }
+
+    async fn routes(&self) -> Result<Vec<ShownRoute>, StoreError> {
+        self.on_thread("read the routes", |connection| operate::routes(connection)).await
+    }
+
+    async fn set_route(
+        &self,
+        route: &str,
+        change: &RouteChange,
+        deed: &Deed,
+    ) -> Result<Option<RouteSettings>, StoreError> {
+        let (route, change, deed) = (route.to_owned(), change.clone(), deed.clone());
+        let work = move |connection: &mut Connection| operate::set_route(connection, &route, &change, &deed);
+        self.on_thread("change a route", work).await
+    }
+
+    async fn whereabouts(&self, id: MessageId) -> Result<Vec<Whereabouts>, StoreError> {
+        self.on_thread("look for a message", move |connection| operate::whereabouts(connection, id)).await
+    }
+
+    async fn waiting_keys(&self, route: Option<&str>, limit: i64) -> Result<Vec<WaitingKey>, StoreError> {
+        let route = route.map(str::to_owned);
+        let work = move |connection: &mut Connection| operate::waiting_keys(connection, route.as_deref(), limit);
+        self.on_thread("read the waiting keys", work).await
+    }
+
+    async fn act_on_key(&self, route: &str, key: &str, what: KeyDeed, deed: &Deed) -> Result<bool, StoreError> {
+        let (route, key, deed) = (route.to_owned(), key.to_owned(), deed.clone());
+        let work = move |connection: &mut Connection| operate::act_on_key(connection, &route, &key, what, &deed);
+        self.on_thread("act on a key", work).await
+    }
+
+    async fn dead_letters(&self, side: Side, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, StoreError> {
+        let filter = filter.clone();
+        let work = move |connection: &mut Connection| operate::dead_letters(connection, side, &filter, limit);
+        self.on_thread("read the dead letters", work).await
+    }
+
+    async fn dead_payload(&self, side: Side, route: &str, seq: i64) -> Result<Option<Vec<u8>>, StoreError> {
+        let route = route.to_owned();
+        let work = move |connection: &mut Connection| operate::dead_payload(connection, side, &route, seq);
+        self.on_thread("read a dead letter", work).await
+    }
+
+    async fn act_on_dead(
+        &self,
+        what: DeadDeed,
+        side: Side,
+        filter: &DeadFilter,
+        limit: i64,
+        deed: &Deed,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        let (filter, deed) = (filter.clone(), deed.clone());
+        let work =
+            move |connection: &mut Connection| operate::act_on_dead(connection, what, side, &filter, limit, &deed);
+        self.on_thread("act on dead letters", work).await
+    }
+
+    async fn prune_inbox(
+        &self,
+        older_than: Duration,
+        deed: &Deed,
+        progress: &mut (dyn FnMut(u64) + Send),
+    ) -> Result<u64, StoreError> {
+        let mut pruned = 0;
+        loop {
+            let (deed, first) = (deed.clone(), pruned == 0);
+            let work = move |connection: &mut Connection| operate::prune_step(connection, older_than, first, &deed);
+            let (step, more) = self.on_thread("prune the inbox", work).await?;
+            pruned += step;
+            progress(pruned);
+            if !more {
+                return Ok(pruned);
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Database {
+    fn shown(&self) -> String {
+        format!("sqlite:{}", self.path.display())
+    }
+
+    fn cannot(&self, route: &Route) -> Option<String> {
+        (route.start_at == StartAt::Now).then(|| "start_at = \"now\" is not there on SQLite; leave it out".to_owned())
+    }
+
+    async fn source(&self, route: &Route, owner: &str) -> Result<Arc<dyn Source>, StoreError> {
+        let (database, route, owner) = (self.clone(), route.clone(), owner.to_owned());
+        let open = move || SqliteSource::open(&database, &route, owner);
+        Ok(Arc::new(blocking("open the database file", open).await??))
+    }
+
+    async fn migrate(&self, _: u16) -> Result<Migrated, MigrateError> {
+        let path = self.path.clone();
+        blocking("migrate the schema", move || migrate::migrate(&mut connect(&path)?)).await?
+    }
+
+    fn print_sql(&self, _: u16) -> Result<String, MigrateError> {
+        Ok(migrate::print_sql())
+    }
+}

@@ -1,0 +1,90 @@
+//! A store as a whole, for programs that are configured with one: the `postroom` binary, and whoever builds another.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::error::{BoxError, StoreError};
+use crate::operator::Operator;
+use crate::route::Route;
+use crate::source::Source;
+use crate::wake::Wake;
+
+/// One database that holds an outbox and an inbox.
+#[async_trait]
+pub trait Store: Operator {
+    /// Its URL, or whatever names it, without secrets.
+    fn shown(&self) -> String;
+
+    /// What this store cannot do of what a route asks for, in words; none: it can do all of it.
+    fn cannot(&self, route: &Route) -> Option<String> {
+        let _ = route;
+        None
+    }
+
+    /// The relay's end of one route, for a relay of this name; no other relay may have it.
+    async fn source(&self, route: &Route, owner: &str) -> Result<Arc<dyn Source>, StoreError>;
+
+    /// Wakes these relays when writers of other processes notify, for as long as what it returns is kept. None: writers
+    /// cannot notify here; polling is the truth anyway.
+    fn listen(&self, wakes: Vec<Wake>) -> Option<Box<dyn Send>> {
+        drop(wakes);
+        None
+    }
+
+    /// Creates the tables or brings them up to date; safe to repeat. `lanes` counts only where a new schema has lanes.
+    async fn migrate(&self, lanes: u16) -> Result<Migrated, MigrateError>;
+
+    /// The whole schema as one script, for those who apply migrations by a tool of their own.
+    fn print_sql(&self, lanes: u16) -> Result<String, MigrateError>;
+}
+
+/// What a migration run did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Migrated {
+    /// Numbers and names applied by this run; empty when the schema was up to date.
+    pub applied: Vec<(i64, &'static str)>,
+    /// Number of the newest migration.
+    pub version: i64,
+}
+
+/// Why the schema was not brought up to date. Nothing was changed: all migrations of a run are one transaction.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrateError {
+    /// The store could not be reached or refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// An applied migration differs from the one in this program.
+    #[error(
+        "migrate: migration {number} ({name}) was applied with other content than this program has; \
+         use the version that applied it, or restore the migration file"
+    )]
+    Changed {
+        /// Its number.
+        number: i64,
+        /// Its name.
+        name: String,
+    },
+    /// The schema is newer than this program.
+    #[error("migrate: the schema has migration {number}, this program knows only {known}; use a newer postroom")]
+    Newer {
+        /// Newest number in the database.
+        number: i64,
+        /// Newest number in this program.
+        known: i64,
+    },
+    /// The number of lanes is out of range.
+    #[error("migrate: {0} lanes; choose 1 to 1024")]
+    Lanes(u16),
+    /// A migration failed; everything was rolled back.
+    #[error("apply migration {number} ({name}); everything was rolled back")]
+    Failed {
+        /// Its number.
+        number: i64,
+        /// Its name.
+        name: &'static str,
+        /// The database's answer.
+        #[source]
+        source: BoxError,
+    },
+}
