@@ -1,4 +1,5 @@
-//! The bugs that `cargo xtask seeded-bugs` switches on, each with the test that has to catch it.
+//! The bugs that `cargo xtask seeded-bugs` puts into a copy of the sources, each with the test that has to catch it. What a bug
+//! changes is in `xtask/seeded-bugs/NAME.patch`.
 
 pub(crate) struct Bug {
     pub(crate) name: &'static str,

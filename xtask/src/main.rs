@@ -7,12 +7,16 @@ mod examples;
 mod failure;
 mod held;
 mod packages;
+mod patches;
 mod seeded_bugs;
 mod services;
 mod sim;
+mod source_copy;
 mod sources;
 mod steps;
 mod test;
+#[cfg(test)]
+mod test_folder;
 mod tidy;
 mod workspace;
 
@@ -32,8 +36,10 @@ cargo xtask <command>
   chaos [--schedules N] [--seed S]  run random schedules of faults on real servers, and note them in
                                     docs/chaos-ledger.jsonl
   seeded-bugs [--only NAME] [--list]
-                                    switch on one known bug after the other and require that a test fails
-  tidy                              check crate directions, broker names, file sizes and pure files
+                                    seed one known bug (xtask/seeded-bugs/NAME.patch) after the other in a copy of the
+                                    sources and require that a test fails
+  tidy                              check crate directions, broker names, file sizes, pure files, and that the
+                                    patches of seeded bugs apply
 
 Exit codes: 0 done, 1 something was found or failed, 2 wrong use or a missing package, 130 interrupted;
 `test` hands on the exit code of cargo.";

@@ -1,12 +1,11 @@
 //! `cargo xtask seeded-bugs`: proof that the tests can fail.
 //!
-//! A bug is code under `#[cfg(seeded_bug = "NAME")]`. Each is switched on alone, for the workspace's crates only, and
-//! the test that is to catch it must then fail. A test that hangs or does not compile has caught nothing.
+//! A bug is a patch in `xtask/seeded-bugs/`. Each is applied alone to a copy of the sources, and the test that is to catch it
+//! must then fail there. A test that hangs or does not compile has caught nothing.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -15,8 +14,9 @@ use crate::bugs::{BUGS, Bug};
 use crate::failure::Failure;
 use crate::held::Held;
 use crate::packages;
+use crate::patches::{self, Patch};
 use crate::services::Scratch;
-use crate::sources;
+use crate::source_copy;
 use crate::steps::step;
 use crate::test::start_services;
 use crate::workspace::Workspace;
@@ -48,13 +48,21 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
         }
     };
     let workspace = Workspace::find()?;
-    require_seeds(&workspace, &bugs)?;
+    require_pairs(&workspace.root)?;
+    let place = Place::take(&workspace)?;
+    source_copy::bring_into_step(&workspace.root, &place.copy.root)?;
+    for bug in &bugs {
+        let patch = Patch::of(&workspace.root, bug.name);
+        if let Some(why) = patch.stale(&place.copy.root)? {
+            return Err(Failure::work(format!("{}: {why}", patch.file().display())));
+        }
+    }
     let held = Held::until_interrupted()?;
     packages::ensure(&held)?;
     let scratch = Scratch::create(&workspace)?;
     let judged = start_services(&workspace, &held).and_then(|mut environment| {
         environment.push(("POSTROOM_TEST_DIR", scratch.0.clone().into()));
-        judge_all(&Bench { workspace: &workspace, held: &held, environment }, &bugs)
+        judge_all(&Bench { place: &place, held: &held, environment }, &bugs)
     });
     held.let_go();
     let all_caught = judged.as_ref().is_ok_and(|verdicts| verdicts.iter().all(|verdict| *verdict == Verdict::Caught));
@@ -64,39 +72,56 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
 }
 
 fn find(name: &str) -> Result<&'static Bug, Failure> {
-    BUGS.iter().find(|bug| bug.name == name).ok_or_else(|| {
-        let names: Vec<&str> = BUGS.iter().map(|bug| bug.name).collect();
-        Failure::usage(format!("there is no bug `{name}`; there are: {}", names.join(", ")))
-    })
+    BUGS.iter()
+        .find(|bug| bug.name == name)
+        .ok_or_else(|| Failure::usage(format!("there is no bug `{name}`; there are: {}", names().join(", "))))
 }
 
-/// A name that no file mentions would look like a bug that survived; one that is not listed is caught by nothing.
-fn require_seeds(workspace: &Workspace, bugs: &[&Bug]) -> Result<(), Failure> {
-    let mut text = String::new();
-    for file in sources::rust_files(&workspace.root.join("crates"))? {
-        text.push_str(&sources::read(&file)?);
-    }
-    for bug in bugs {
-        if !text.contains(&format!("seeded_bug = \"{}\"", bug.name)) {
-            return Err(Failure::work(format!(
-                "no file in crates/ has `cfg(seeded_bug = \"{}\")`; seed the bug, or take it off the list in \
-                 xtask/src/seeded_bugs.rs",
-                bug.name
-            )));
-        }
-    }
-    let seeded = text.split("seeded_bug = \"").skip(1).filter_map(|rest| rest.split('"').next());
-    match seeded.into_iter().find(|name| !BUGS.iter().any(|bug| bug.name == *name)) {
+fn require_pairs(root: &Path) -> Result<(), Failure> {
+    match patches::unpaired(root, &names())?.first() {
         None => Ok(()),
-        Some(name) => Err(Failure::work(format!(
-            "the bug {name} is seeded in crates/ and is not on the list in xtask/src/seeded_bugs.rs"
-        ))),
+        Some((file, why)) => Err(Failure::work(format!("{}: {why}", file.display()))),
+    }
+}
+
+/// The bugs on the list.
+pub(crate) fn names() -> Vec<&'static str> {
+    BUGS.iter().map(|bug| bug.name).collect()
+}
+
+/// The copy of the sources with its build output, for one run at a time.
+struct Place {
+    copy: Workspace,
+    /// The program of a bug whose test starts it.
+    program: PathBuf,
+    logs: PathBuf,
+    /// Locked until it is closed.
+    _lock: File,
+}
+
+impl Place {
+    fn take(workspace: &Workspace) -> Result<Self, Failure> {
+        let folder = workspace.target.join("seeded-bugs");
+        let logs = folder.join("logs");
+        fs::create_dir_all(&logs)
+            .map_err(|error| io::Error::new(error.kind(), format!("create {}: {error}", logs.display())))?;
+        let lock = File::create(folder.join("lock"))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let told = format!("another `cargo xtask seeded-bugs` is at work in {}; wait for it", folder.display());
+                return Err(Failure::usage(told));
+            }
+            Err(TryLockError::Error(error)) => return Err(error.into()),
+        }
+        let copy = Workspace { root: folder.join("source"), target: folder.join("build") };
+        Ok(Self { copy, program: folder.join("postroom"), logs, _lock: lock })
     }
 }
 
 /// Where tests are built and run.
 struct Bench<'a> {
-    workspace: &'a Workspace,
+    place: &'a Place,
     held: &'a Held,
     environment: Vec<(&'static str, OsString)>,
 }
@@ -117,10 +142,9 @@ impl Bench<'_> {
     /// Without its bug the test must run and pass, or its failing would prove nothing.
     fn require_green(&self, bug: &Bug) -> Result<(), Failure> {
         step(&format!("{} without a bug", told(bug)), || {
-            let run = Run { bug, folder: self.folder("none")?, wrapper: None };
-            self.build(&run)?;
-            let (ended, output) = self.test(&run)?;
-            let log = run.log();
+            let log = self.place.logs.join(format!("{}.without.log", bug.name));
+            self.build(bug, "no bug", &log)?;
+            let (ended, output) = self.test(bug, &log)?;
             match ended {
                 Some(true) if passed(&output) > 0 => Ok(()),
                 Some(true) => {
@@ -133,103 +157,70 @@ impl Bench<'_> {
 
     fn judge(&self, bug: &Bug) -> Result<Verdict, Failure> {
         step(&format!("{} with the bug {}", told(bug), bug.name), || {
-            let folder = self.folder(bug.name)?;
-            let wrapper = write_wrapper(&folder, bug.name)?;
-            let run = Run { bug, folder, wrapper: Some(wrapper) };
-            self.build(&run)?;
-            let (ended, output) = self.test(&run)?;
+            let log = self.place.logs.join(format!("{}.log", bug.name));
+            // The copy's patch: what is edited during the run counts in the next one.
+            let patch = Patch::of(&self.place.copy.root, bug.name);
+            let (ended, output) = patch.while_applied(&self.place.copy.root, || {
+                self.build(bug, bug.name, &log)?;
+                self.test(bug, &log)
+            })?;
             let verdict = verdict(ended, &output);
             if verdict != Verdict::Caught {
-                eprintln!("    what the test printed is in {}", run.log().display());
+                eprintln!("    what the test printed is in {}", log.display());
             }
             Ok(verdict)
         })
     }
 
     /// Compiles apart from running, so that a bug that does not compile is not taken for a failing test.
-    fn build(&self, run: &Run<'_>) -> Result<(), Failure> {
-        let mut commands = vec![self.cargo_test(run)];
+    fn build(&self, bug: &Bug, with: &str, log: &Path) -> Result<(), Failure> {
+        let mut commands = vec![self.cargo_test(bug)];
         commands[0].arg("--no-run");
-        if run.bug.needs_bin {
-            let mut cargo = self.workspace.cargo();
+        if bug.needs_bin {
+            let mut cargo = self.place.copy.cargo();
             cargo.args(["build", "-p", "postroom-cli"]);
             commands.push(cargo);
         }
         for mut cargo in commands {
-            cargo.arg("--quiet");
-            run.wrap(&mut cargo);
+            // Into the log: code that a bug leaves unused is warned about.
+            let out = create(log)?;
+            cargo.stdout(out.try_clone()?).stderr(out);
             if !self.held.run(&mut cargo)?.success() {
-                let with = if run.wrapper.is_some() { run.bug.name } else { "no bug" };
-                return Err(Failure::work(format!("{} does not compile with {with}, see above", run.bug.package)));
+                let told = format!("{} does not compile with {with}; see {}", bug.package, log.display());
+                return Err(Failure::work(told));
             }
         }
-        if run.bug.needs_bin {
+        if bug.needs_bin {
             // A copy: the next build overwrites the one in the build output.
-            fs::copy(self.workspace.built("debug", "postroom"), run.program())
+            fs::copy(self.place.copy.built("debug", "postroom"), &self.place.program)
                 .map_err(|error| io::Error::new(error.kind(), format!("copy the program postroom: {error}")))?;
         }
         Ok(())
     }
 
     /// Whether the test passed (`None`: it did not end in time), and what it printed.
-    fn test(&self, run: &Run<'_>) -> Result<(Option<bool>, String), Failure> {
-        let log = File::create(run.log())?;
-        let mut cargo = self.cargo_test(run);
-        run.wrap(&mut cargo);
+    fn test(&self, bug: &Bug, log: &Path) -> Result<(Option<bool>, String), Failure> {
+        let out = create(log)?;
+        let mut cargo = self.cargo_test(bug);
         cargo.envs(self.environment.iter().map(|(name, value)| (*name, value)));
-        if run.bug.needs_bin {
-            cargo.env("POSTROOM_BIN", run.program());
+        if bug.needs_bin {
+            cargo.env("POSTROOM_BIN", &self.place.program);
         }
-        cargo.stdout(log.try_clone()?).stderr(log);
+        cargo.stdout(out.try_clone()?).stderr(out);
         let status = self.held.run_within(&mut cargo, Some(RUN_WITHIN))?;
-        let output = String::from_utf8_lossy(&fs::read(run.log())?).into_owned();
+        let output = String::from_utf8_lossy(&fs::read(log)?).into_owned();
         Ok((status.map(|status| status.success()), output))
     }
 
-    fn cargo_test(&self, run: &Run<'_>) -> Command {
-        let mut cargo = self.workspace.cargo();
-        cargo.args(["test", "--all-features", "-p", run.bug.package]).args(run.bug.test);
+    fn cargo_test(&self, bug: &Bug) -> Command {
+        let mut cargo = self.place.copy.cargo();
+        cargo.args(["test", "--all-features", "-p", bug.package]).args(bug.test);
         cargo
     }
-
-    fn folder(&self, name: &str) -> io::Result<PathBuf> {
-        let folder = self.workspace.target.join("seeded-bugs").join(name);
-        fs::create_dir_all(&folder)
-            .map_err(|error| io::Error::new(error.kind(), format!("create {}: {error}", folder.display())))?;
-        Ok(folder)
-    }
 }
 
-/// One test, with its bug or without.
-struct Run<'a> {
-    bug: &'a Bug,
-    folder: PathBuf,
-    wrapper: Option<PathBuf>,
-}
-
-impl Run<'_> {
-    /// Cargo keeps what a workspace wrapper built apart by the wrapper's path, and uses it for our crates only.
-    fn wrap(&self, cargo: &mut Command) {
-        if let Some(wrapper) = &self.wrapper {
-            cargo.env("RUSTC_WORKSPACE_WRAPPER", wrapper);
-        }
-    }
-
-    fn log(&self) -> PathBuf {
-        self.folder.join(format!("{}.log", self.bug.name))
-    }
-
-    fn program(&self) -> PathBuf {
-        self.folder.join("postroom")
-    }
-}
-
-/// A stand-in for rustc that adds the bug's `--cfg`.
-fn write_wrapper(folder: &Path, bug: &str) -> io::Result<PathBuf> {
-    let file = folder.join("rustc.sh");
-    fs::write(&file, format!("#!/bin/sh\nexec \"$@\" --cfg 'seeded_bug=\"{bug}\"'\n"))?;
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
-    Ok(file)
+fn create(log: &Path) -> io::Result<File> {
+    File::create(log).map_err(|error| io::Error::new(error.kind(), format!("create {}: {error}", log.display())))
 }
 
 fn verdict(ended: Option<bool>, output: &str) -> Verdict {
@@ -288,7 +279,7 @@ mod tests {
 
     #[test]
     fn no_two_bugs_share_a_name() {
-        let names: std::collections::BTreeSet<&str> = BUGS.iter().map(|bug| bug.name).collect();
-        assert_eq!(names.len(), BUGS.len());
+        let different: std::collections::BTreeSet<&str> = names().into_iter().collect();
+        assert_eq!(different.len(), BUGS.len());
     }
 }

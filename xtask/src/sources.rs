@@ -1,11 +1,11 @@
-//! The Rust files of the workspace.
+//! The files of the workspace.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The `.rs` files below `folder`, sorted; build output and hidden folders are left out.
-pub(crate) fn rust_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+/// The files below `folder` with one of these endings, sorted; build output and hidden folders are left out.
+pub(crate) fn files(folder: &Path, endings: &[&str]) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -17,7 +17,7 @@ pub(crate) fn rust_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
                 if name != "target" && !name.starts_with('.') {
                     folders.push(path);
                 }
-            } else if name.ends_with(".rs") {
+            } else if endings.iter().any(|ending| name.ends_with(ending)) {
                 found.push(path);
             }
         }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::failure::Failure;
-use crate::{sources, workspace};
+use crate::patches::{self, Patch};
+use crate::{seeded_bugs, sources, workspace};
 
 const LINES_MAX: usize = 700;
 const BROKER_NAMES: [&str; 2] = ["rabbitmq", "lapin"];
@@ -22,6 +23,8 @@ const BROKER_FREE: [&str; 7] = [
 ];
 /// Folders with Rust files of ours.
 const OURS: [&str; 3] = ["crates", "examples", "xtask"];
+/// Folders whose code has no switches for seeded bugs.
+const SEEDLESS: [&str; 3] = ["crates", "examples", "bench"];
 const TESTKIT: &str = "postroom-testkit";
 
 /// Something that is not as it should be: where, what, and what to do.
@@ -69,7 +72,7 @@ fn check(root: &Path) -> Result<(usize, Vec<(PathBuf, Finding)>), Failure> {
     }
     let broker_free = BROKER_FREE.map(|folder| root.join(folder));
     for folder in OURS.iter().map(|folder| root.join(folder)).filter(|folder| folder.exists()) {
-        for file in sources::rust_files(&folder)? {
+        for file in sources::files(&folder, &[".rs"])? {
             let text = sources::read(&file)?;
             let mut found = too_long(&text);
             found.extend(impurities(&text));
@@ -83,7 +86,41 @@ fn check(root: &Path) -> Result<(usize, Vec<(PathBuf, Finding)>), Failure> {
         let told = "the folder is gone, so nothing keeps brokers' names out; correct BROKER_FREE in xtask/src/tidy.rs";
         findings.push((folder, Finding::new(1, told)));
     }
+    findings.extend(switches(root)?);
+    findings.extend(stale_patches(root, &seeded_bugs::names())?);
     Ok((files, findings))
+}
+
+/// Mentions of seeded bugs outside of xtask.
+fn switches(root: &Path) -> Result<Vec<(PathBuf, Finding)>, Failure> {
+    let mut files = vec![root.join("Cargo.toml")];
+    for folder in SEEDLESS {
+        files.extend(sources::files(&root.join(folder), &[".rs", ".sql", ".toml"])?);
+    }
+    let mut found = Vec::new();
+    for file in files {
+        let text = sources::read(&file)?;
+        found.extend(seeds(&text).into_iter().map(|finding| (file.clone(), finding)));
+    }
+    Ok(found)
+}
+
+fn seeds(text: &str) -> Vec<Finding> {
+    let lines = (1..).zip(text.lines()).filter(|(_, line)| line.contains("seeded_bug"));
+    let told = format!("product code has no switches for seeded bugs; make the bug a patch in {}", patches::FOLDER);
+    lines.map(|(number, _)| Finding::new(number, told.clone())).collect()
+}
+
+/// Patches of seeded bugs that do not apply, that are missing, or that no bug has.
+fn stale_patches(root: &Path, bugs: &[&str]) -> Result<Vec<(PathBuf, Finding)>, Failure> {
+    let unpaired = patches::unpaired(root, bugs)?;
+    let mut found: Vec<_> = unpaired.into_iter().map(|(file, told)| (file, Finding::new(1, told))).collect();
+    for patch in bugs.iter().map(|name| Patch::of(root, name)).filter(|patch| patch.file().exists()) {
+        if let Some(told) = patch.stale(root)? {
+            found.push((patch.file().to_owned(), Finding::new(1, told)));
+        }
+    }
+    Ok(found)
 }
 
 /// What a crate may use of our own crates. `None`: everything but the test kit.
@@ -201,6 +238,7 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_folder::TestFolder;
 
     fn lines(findings: &[Finding]) -> Vec<usize> {
         findings.iter().map(|finding| finding.line).collect()
@@ -241,6 +279,24 @@ mod tests {
         let text = "//! Pure: which lane.\n// async is fine here\nasync fn a() {}\nlet now = Instant::now();\nasynchronous();\n";
         assert_eq!(lines(&impurities(text)), [3, 4]);
         assert_eq!(impurities(&text.replace("Pure", "Impure")), []);
+    }
+
+    #[test]
+    fn a_switch_for_a_seeded_bug_is_found() {
+        assert_eq!(lines(&seeds("let a = 1;\nif cfg!(seeded_bug = \"a\") {}\n")), [2]);
+    }
+
+    #[test]
+    fn patches_that_do_not_apply_are_found_and_so_are_those_of_no_bug() {
+        let folder = TestFolder::new("tidy");
+        let patch = |line: &str| format!("diff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-{line}\n+bug\n");
+        folder.write("a", "now\n");
+        folder.write("xtask/seeded-bugs/fresh.patch", &patch("now"));
+        folder.write("xtask/seeded-bugs/stale.patch", &patch("before"));
+        folder.write("xtask/seeded-bugs/unknown.patch", &patch("now"));
+        let found = stale_patches(&folder.0, &["fresh", "stale"]).unwrap();
+        let names: Vec<_> = found.iter().map(|(file, _)| file.file_name().unwrap().to_str().unwrap()).collect();
+        assert_eq!(names, ["unknown.patch", "stale.patch"], "{found:?}");
     }
 
     #[test]

@@ -29,10 +29,10 @@ impl Workspace {
         Ok(Self { root, target })
     }
 
-    /// A cargo that works on this workspace.
+    /// A cargo that works on this workspace, and builds into its build output.
     pub(crate) fn cargo(&self) -> Command {
         let mut command = Command::new(program());
-        command.current_dir(&self.root);
+        command.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target);
         command
     }
 

@@ -13,9 +13,6 @@ impl<F: ConsumerStore> Desk<F> {
     /// Keeps a message from the broker as a dead one, with the queue and the reason, until that is committed, the store
     /// refuses even this, or the receiver stops.
     pub async fn bury(&mut self, message: &Message, reason: &str) -> Fate {
-        if cfg!(seeded_bug = "unkeepable_is_rejected") {
-            return Fate::Dead;
-        }
         let error = tidy_reason(format!("{}: {reason}", self.shared.origin));
         let plain_error = error.chars().map(|c| if c.is_ascii() { c } else { '?' }).collect::<String>();
         let mut plain: Option<Message> = None;

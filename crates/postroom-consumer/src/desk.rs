@@ -440,9 +440,6 @@ impl<F: ConsumerStore> Desk<F> {
 
     /// A message from the broker that failed: it is taken charge of and waits, or is dead.
     async fn keep_and_settle(&mut self, message: &Message, settle: &Settle) -> Result<Fate, StoreError> {
-        if cfg!(seeded_bug = "failed_message_is_forgotten") {
-            return Ok(fate_of(settle));
-        }
         let shared = &self.shared;
         let mut tx = self.session.begin().await?;
         let arrival = [(message.id, message.ordering_key().map(str::to_owned))];

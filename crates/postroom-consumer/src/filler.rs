@@ -151,9 +151,6 @@ impl<F: ConsumerStore> Lease<'_, F> {
     /// Waits until the inbox is ours. Says once who has it.
     async fn stand_by(&mut self) -> Tenure {
         let consumer = &self.filler.consumer;
-        if cfg!(seeded_bug = "filler_without_a_lease") {
-            return Tenure { owner: self.filler.owner.clone(), epoch: 0 };
-        }
         let mut watched: Option<Watched> = None;
         let mut said = false;
         let mut retry = self.every();
@@ -205,9 +202,7 @@ impl<F: ConsumerStore> Lease<'_, F> {
         if let Some(seen) = &seen {
             let ours = seen.owner.as_deref() == Some(owner);
             let stale = watched.is_some_and(|watched| {
-                watched.last == (seen.epoch, seen.renewal)
-                    && now.saturating_duration_since(watched.since) >= seen.lease
-                    && !cfg!(seeded_bug = "filler_believes_the_clock")
+                watched.last == (seen.epoch, seen.renewal) && now.saturating_duration_since(watched.since) >= seen.lease
             });
             if !(seen.free || ours || stale) {
                 return Ok(Look::Theirs(seen.clone()));
@@ -228,9 +223,6 @@ impl<F: ConsumerStore> Lease<'_, F> {
     /// Renews the lease; returns when it is lost, or could not be renewed for as long as it holds.
     async fn hold(&mut self, tenure: &Tenure) {
         let (consumer, lease) = (&self.filler.consumer, self.filler.lease);
-        if cfg!(seeded_bug = "filler_without_a_lease") {
-            return std::future::pending().await;
-        }
         let mut until = Instant::now() + lease;
         loop {
             tokio::time::sleep(self.every()).await;

@@ -79,7 +79,7 @@ impl Queue {
                 self.slots.remove(&slot);
             }
             let taken = batch.last().is_some_and(|last| Slot::of(&last.received) == slot);
-            if taken && !cfg!(seeded_bug = "key_is_not_kept_busy") {
+            if taken {
                 self.busy.insert(slot);
             } else if self.slots.contains_key(&slot) {
                 self.ready.push_back(slot);

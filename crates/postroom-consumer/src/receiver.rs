@@ -410,8 +410,7 @@ impl<F: ConsumerStore> Running<F> {
         let (system, consumer) = (self.subscription.system(), self.shared.consumer.as_str());
         drop(MessageSpan::begin(Step::Receive, &received.message, system, consumer));
         let calls = self.shared.handlers.of(&received.message.kind).is_some_and(|handler| handler.calls());
-        let begun_before = received.redelivered && !cfg!(seeded_bug = "redelivered_is_begun_like_any_other");
-        let careful = (begun_before || calls) && !self.shared.keeps_all;
+        let careful = (received.redelivered || calls) && !self.shared.keeps_all;
         self.queue.push(Arrival { received, single: false, careful, unkeepable: None });
     }
 

@@ -39,7 +39,6 @@ impl<F: ConsumerStore> Shared<F> {
     /// Whether messages may be kept in this transaction.
     pub async fn fenced_in(&self, tx: &mut F::Tx<'_>) -> Result<bool, StoreError> {
         match &self.tenure {
-            Some(_) if cfg!(seeded_bug = "filler_without_a_lease") => Ok(true),
             Some(tenure) => F::fence_inbox(tx, &self.consumer, tenure).await,
             None => Ok(true),
         }

@@ -60,7 +60,7 @@ pub(crate) fn turn(versions: Versions, last: Option<i64>, version: i64, window_o
                 Turn::Now
             } else if version < expected {
                 Turn::Stale(late, expected.saturating_sub(1))
-            } else if window_over && !cfg!(seeded_bug = "window_without_end") {
+            } else if window_over {
                 Turn::WindowOver { expected }
             } else {
                 Turn::Early(window)

@@ -51,7 +51,7 @@ impl Server {
     fn met(&self, identity: String) -> u64 {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let another = known.identity.as_ref().is_some_and(|known| *known != identity);
-        if another && !cfg!(seeded_bug = "trusts_a_replaced_server") {
+        if another {
             known.generation += 1;
             tracing::warn!("the database server was restarted or replaced; reading again from the stored positions");
         }

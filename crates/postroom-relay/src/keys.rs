@@ -75,16 +75,12 @@ impl Keys {
                 Ready::Key(key) => {
                     // A key that was emptied meanwhile left its mark behind.
                     let Some(queue) = self.queues.get_mut(&key) else { continue };
-                    let busy = queue.with_sink > 0 && !cfg!(seeded_bug = "two_of_a_key_with_the_sink");
-                    if busy || queue.waiting.is_empty() {
+                    if queue.with_sink > 0 || queue.waiting.is_empty() {
                         continue;
                     }
                     let run: Vec<Token> = queue.waiting.drain(..run_max.min(queue.waiting.len())).collect();
                     queue.with_sink += run.len();
                     self.waiting -= run.len();
-                    if cfg!(seeded_bug = "two_of_a_key_with_the_sink") && !queue.waiting.is_empty() {
-                        self.ready.push_back(Ready::Key(key));
-                    }
                     return run;
                 }
             }

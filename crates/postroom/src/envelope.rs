@@ -64,7 +64,7 @@ impl Envelope {
             .headers
             .iter()
             .map(|(name, value)| {
-                let taken = self.is_taken(name) && !cfg!(seeded_bug = "own_header_passes_for_a_column");
+                let taken = self.is_taken(name);
                 let name = if taken { Cow::Owned(Self::escaped(name)) } else { Cow::Borrowed(name.as_str()) };
                 (name, text(value))
             })

@@ -214,7 +214,7 @@ impl<P: Clone> LaneBook<P> {
             Asked { lane: number, epoch: lane.epoch, position: lane.position.clone(), limit }
         };
         let full = lanes.iter().filter(|(_, lane)| lane.full).count();
-        if want < count && full < count && !cfg!(seeded_bug = "few_places_are_looked_for_lane_by_lane") {
+        if want < count && full < count {
             let all = full == 0 || self.turn.is_multiple_of(LOOK_EVERY);
             lanes.retain(|(_, lane)| all || lane.full);
             let some = lanes.into_iter().take(if all { count } else { want });
@@ -317,8 +317,7 @@ impl<P: Clone> LaneBook<P> {
         let leaving = self.lanes.iter().filter(|(number, lane)| {
             // A claim that began before the lane was to leave may still bring something of it.
             let claimed = lane.leaving.is_some_and(|since| !self.claim_under_way || self.claims_begun > since);
-            let written =
-                lane.unwritten.is_none() && (lane.writing.is_none() || cfg!(seeded_bug = "gives_back_while_writing"));
+            let written = lane.unwritten.is_none() && lane.writing.is_none();
             claimed && written && !busy.contains(number)
         });
         leaving.map(|(number, lane)| (*number, lane.epoch)).collect()

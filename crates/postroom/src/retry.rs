@@ -107,10 +107,7 @@ pub fn decide(verdict: Verdict, message: &Message, attempts: u32, policy: &Retry
     let error = tidy_reason(failure.reason);
     let burned = attempts.saturating_add(1);
     match failure.kind {
-        FailureKind::Busy => {
-            let attempts = if cfg!(seeded_bug = "pushing_back_burns_an_attempt") { burned } else { attempts };
-            Disposition::Retry { after: policy.wait(burned, chance), attempts, error }
-        }
+        FailureKind::Busy => Disposition::Retry { after: policy.wait(burned, chance), attempts, error },
         FailureKind::Transient if burned < policy.attempts_max_of(&message.topic, &message.kind) => {
             Disposition::Retry { after: policy.wait(burned, chance), attempts: burned, error }
         }

@@ -48,7 +48,7 @@ impl AppendedFile {
             // After an error the file is closed, which unlocks it, and opened anew by whoever comes next.
             let end = write_whole(&file, text, abandoned)?;
             let about = file.metadata()?;
-            let deleted = about.nlink() == 0 && !cfg!(seeded_bug = "deleted_file_keeps_messages");
+            let deleted = about.nlink() == 0;
             // A rotation that truncates instead of renaming may have taken the new lines along.
             let truncated = about.len() < end;
             // An error here does not undo what is on the disk; closing the file unlocks it as well.
@@ -134,12 +134,11 @@ fn write_whole(file: &File, text: &[u8], abandoned: &dyn Fn() -> bool) -> io::Re
         .and_then(|()| file.sync_data());
     match outcome {
         Ok(()) => Ok(begin + written),
-        Err(_) if cfg!(seeded_bug = "failed_write_counts_as_stored") => Ok(0),
         Err(error) => {
             let what = format!("append {} bytes", text.len());
             // More than we wrote: somebody without the lock has written too, and that must stay.
             let only_ours = file.metadata()?.len() == begin + written;
-            if only_ours && !cfg!(seeded_bug = "torn_lines_stay") {
+            if only_ours {
                 file.set_len(begin).map_err(|cut| told(&cut, format!("{what}: {error}; cut it back")))?;
             }
             Err(told(&error, what))
@@ -158,7 +157,7 @@ fn end_last_line(file: &File) -> io::Result<bool> {
         return Ok(false);
     }
     let begin = last_line(file, length)?;
-    let torn = is_torn(file, begin, length)? && !cfg!(seeded_bug = "torn_lines_stay");
+    let torn = is_torn(file, begin, length)?;
     if torn {
         tracing::warn!(bytes = length - begin, "the file's last line was torn by a crash; it is cut off");
         file.set_len(begin)?;

@@ -209,11 +209,8 @@ impl RabbitmqSink {
             if let Some(message) = message {
                 let reason = format!("{} {}", message.reply_code, message.reply_text);
                 match message.delivery.properties.message_id() {
-                    Some(id) if !cfg!(seeded_bug = "return_matched_to_its_confirm") => {
+                    Some(id) => {
                         returned.insert(id.as_str().to_owned(), reason);
-                    }
-                    Some(_) => {
-                        returned.insert(batch.messages()[place].id.to_string(), reason);
                     }
                     // Not attributable: nothing on this channel can be trusted.
                     None => broken = true,
@@ -269,7 +266,6 @@ impl Sink for RabbitmqSink {
                     Verdict::Unknown("the batch's confirms are incomplete".to_owned())
                 }
                 (Answer::Acked, None) => Verdict::Stored,
-                (Answer::Nacked, None) if cfg!(seeded_bug = "nack_is_success") => Verdict::Stored,
                 (Answer::Nacked, None) => Verdict::failed(
                     FailureKind::Busy,
                     "the broker did not take it (nack): a queue is full or in trouble",

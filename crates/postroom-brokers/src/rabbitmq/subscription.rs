@@ -248,15 +248,11 @@ impl Drop for RabbitmqSubscription {
         let Some(connection) = session.connection else { return };
         let mut closing = Box::pin(async move { connection.close(200, "bye".into()).await });
         // See `CloseUnlessDone`.
-        let late = cfg!(seeded_bug = "consumer_cancelled_before_its_connection_closes");
-        if !late && closing.as_mut().now_or_never().is_some() {
+        if closing.as_mut().now_or_never().is_some() {
             return;
         }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
-                if late {
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
                 let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
             });
         }

@@ -118,7 +118,7 @@ impl Value<'_> {
         if !matches!(self.kind, b'A' | b'F') {
             return Ok(());
         }
-        if depth >= DEPTH_MAX && !cfg!(seeded_bug = "tables_nested_without_end") {
+        if depth >= DEPTH_MAX {
             return Err(Flaw::TooDeep);
         }
         let mut inside = Reader(self.content);

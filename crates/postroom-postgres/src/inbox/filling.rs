@@ -66,9 +66,6 @@ impl FillerStore for Postgres {
     }
 
     async fn fence_inbox(tx: &mut Transaction<'_>, consumer: &Consumer, tenure: &Tenure) -> Result<bool, StoreError> {
-        if cfg!(seeded_bug = "filler_without_a_fence") {
-            return Ok(true);
-        }
         let consumer = consumer.as_str();
         let parameters: [Parameter<'_>; 3] =
             [(&consumer, Type::TEXT), (&tenure.owner, Type::TEXT), (&tenure.epoch, Type::INT8)];

@@ -16,7 +16,7 @@ impl<'t> Inbox<Transaction<'t>> for Postgres {
         id: MessageId,
     ) -> Result<Admission, StoreError> {
         let claimed = tx
-            .execute(include_str!("sql/admit.sql"), &[&claimant(consumer), id.as_uuid()])
+            .execute(include_str!("sql/admit.sql"), &[&consumer.as_str(), id.as_uuid()])
             .await
             .map_err(|error| store_error("claim a message in the inbox", error))?;
         Ok(if claimed == 1 { Admission::New } else { Admission::Duplicate })
@@ -39,32 +39,16 @@ impl Postgres {
     ) -> Result<Admission, OnceError> {
         let store = |what| move |error| OnceError::Store(store_error(what, error));
         let mut tx = client.transaction().await.map_err(store("begin the consumer's transaction"))?;
-        #[cfg(seeded_bug = "inbox_after_effect")]
-        {
+        let admission = self.admit(&mut tx, consumer, id).await?;
+        if admission == Admission::New {
             effect(&mut tx).await.map_err(effect_error)?;
-            tx.commit().await.map_err(store("commit the effect"))?;
-            let mut tx = client.transaction().await.map_err(store("begin the consumer's transaction"))?;
-            let admission = self.admit(&mut tx, consumer, id).await?;
-            tx.commit().await.map_err(store("commit the claim"))?;
-            return Ok(admission);
+            // An effect that swallowed a database error left the transaction aborted, and the server answers COMMIT
+            // with a silent rollback. This statement fails there instead.
+            tx.batch_execute("select 1").await.map_err(store("have the effect: its transaction is aborted"))?;
         }
-        #[cfg(not(seeded_bug = "inbox_after_effect"))]
-        {
-            let admission = self.admit(&mut tx, consumer, id).await?;
-            if admission == Admission::New {
-                effect(&mut tx).await.map_err(effect_error)?;
-                // An effect that swallowed a database error left the transaction aborted, and the server answers COMMIT
-                // with a silent rollback. This statement fails there instead.
-                tx.batch_execute("select 1").await.map_err(store("have the effect: its transaction is aborted"))?;
-            }
-            tx.commit().await.map_err(store("commit the effect"))?;
-            Ok(admission)
-        }
+        tx.commit().await.map_err(store("commit the effect"))?;
+        Ok(admission)
     }
-}
-
-pub(crate) fn claimant(consumer: &Consumer) -> &str {
-    if cfg!(seeded_bug = "inbox_key_without_consumer") { "anybody" } else { consumer.as_str() }
 }
 
 /// A database error inside the effect is sorted like one of ours: a deadlock there is transient too.

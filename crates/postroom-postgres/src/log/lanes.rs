@@ -93,10 +93,7 @@ impl Lanes {
 
     /// Takes in what a read found; whether there is more.
     pub fn take_in(&mut self, asked: Vec<Asked<Position>>, read: Read) -> (Vec<Delivery>, bool) {
-        let floor = match self.floors.floor(read.xmax) {
-            _ if cfg!(seeded_bug = "floor_at_the_newest_seq") => i64::MAX / 2,
-            floor => floor,
-        };
+        let floor = self.floors.floor(read.xmax);
         let mut by_lane: BTreeMap<u16, (Vec<FoundRow>, Vec<FoundRow>)> = BTreeMap::new();
         for row in read.rows {
             let (late, fresh) = by_lane.entry(row.lane).or_default();
@@ -108,9 +105,6 @@ impl Lanes {
             let (mut late, mut fresh) = by_lane.remove(&ask.lane).unwrap_or_default();
             if !self.book.holds(ask.lane, ask.epoch) {
                 continue;
-            }
-            if cfg!(seeded_bug = "cursor_by_id") {
-                late.clear();
             }
             // Seqs of late rows lie below those of fresh ones: where a late row is cut, every fresh one is.
             let (late_cut, fresh_cut) = (late.iter().any(|row| row.cut), fresh.iter().any(|row| row.cut));

@@ -5,7 +5,6 @@ mod notify;
 mod position;
 mod record;
 pub(crate) mod row;
-mod seeded;
 mod source;
 mod watch;
 

@@ -37,7 +37,7 @@ impl Position {
         let floor = floor.max(self.floor);
         match (&self.catch_up, ends.late_more, ends.late_last) {
             // More late rows than one read takes: stay where we are, remember how far we came and under which snapshot.
-            (None, true, Some(seq)) if !cfg!(seeded_bug = "late_rows_beyond_a_read_are_forgotten") => {
+            (None, true, Some(seq)) => {
                 Self { catch_up: Some(CatchUp { snapshot: snapshot.clone(), seq }), ..self.clone() }
             }
             (Some(running), true, Some(seq)) => {

@@ -10,7 +10,6 @@ use uuid::Uuid;
 
 use crate::link::Link;
 use crate::log::position::Position;
-use crate::log::seeded::unless;
 
 /// Moves positions; returns the lanes that were still ours.
 pub(crate) async fn positions(
@@ -28,12 +27,7 @@ pub(crate) async fn positions(
     let catch_up_seqs: Vec<Option<i64>> = moves.iter().map(|to| to.position.catch_up.as_ref().map(|c| c.seq)).collect();
     let rows = link
         .call(generation, "write positions", async |session| {
-            let sql = include_str!("sql/settle_positions.sql");
-            let sql = unless(cfg!(seeded_bug = "unfenced_settle"), sql, "h.owner = $9", "$9::text is not null");
-            let sql = unless(cfg!(seeded_bug = "unfenced_settle"), sql, "h.epoch = p.epoch", "p.epoch is not null");
-            let restored = cfg!(seeded_bug = "writes_over_what_was_restored");
-            let sql = unless(restored, sql, " and postroom.at_home()", "");
-            let statement = session.prepared(sql).await?;
+            let statement = session.prepared(include_str!("sql/settle_positions.sql")).await?;
             let parameters: [&(dyn ToSql + Sync); 9] =
                 [&route, &lanes, &epochs, &snapshots, &seqs, &floors, &catch_ups, &catch_up_seqs, &owner];
             session.client.query(&statement, &parameters).await
@@ -188,8 +182,6 @@ impl Record {
                 let errors: Vec<String> = rows.iter().map(|row| shown(&row.error)).collect();
                 if parked {
                     let sql = include_str!("sql/bury_parked.sql");
-                    let dropped = cfg!(seeded_bug = "dead_letter_is_dropped_on_its_way");
-                    let sql = unless(dropped, sql, "  from gone", "  from gone where false");
                     tx.execute(sql, &[&route, &seqs, &attempts, &causes, &errors]).await?;
                 } else {
                     let sql = include_str!("sql/bury.sql");
@@ -211,7 +203,7 @@ impl Record {
                 tx.execute(sql, &[&route, &done]).await?;
             }
             let keys: Vec<&str> = self.keys.iter().map(String::as_str).collect();
-            if !keys.is_empty() && !cfg!(seeded_bug = "nobody_becomes_the_head") {
+            if !keys.is_empty() {
                 tx.execute(include_str!("sql/promote.sql"), &[&route, &keys]).await?;
             }
             crash_point("record.before_commit");

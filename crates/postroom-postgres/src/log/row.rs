@@ -165,11 +165,7 @@ pub(crate) fn message_of(row: &Row) -> Result<(Message, Option<String>), StoreEr
         kind: texts.get(row, "type")?,
         key: texts.get_opt(row, "key")?,
         routing_key: texts.get_opt(row, "routing_key")?,
-        payload: if cfg!(seeded_bug = "payload_through_text") {
-            Bytes::from(String::from_utf8_lossy(get(row, "payload")?).into_owned())
-        } else {
-            Bytes::copy_from_slice(get(row, "payload")?)
-        },
+        payload: Bytes::copy_from_slice(get(row, "payload")?),
         content_type: texts.get(row, "content_type")?,
         headers: headers_from_json(texts.get_opt(row, "headers")?.as_deref()),
         tenant_id: texts.get_opt(row, "tenant_id")?,

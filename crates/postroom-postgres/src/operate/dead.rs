@@ -127,9 +127,7 @@ async fn act(
     let seqs: Vec<i64> = letters.iter().map(|letter| letter.seq).collect();
     let lanes: Vec<i16> = letters.iter().map(|letter| letter.lane).collect();
     // What a relay records about the same keys comes wholly before this or wholly after it.
-    if !cfg!(seeded_bug = "operator_beside_the_relay") {
-        tx.execute(include_str!("sql/lock_lanes_of_deed.sql"), &[&routes, &lanes]).await.map_err(failed)?;
-    }
+    tx.execute(include_str!("sql/lock_lanes_of_deed.sql"), &[&routes, &lanes]).await.map_err(failed)?;
     if what == DeadDeed::Retry {
         tx.execute(include_str!("sql/dead_retry.sql"), &[&routes, &seqs]).await.map_err(failed)?;
         let mut distinct: Vec<&str> = routes.clone();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{Batch, Order, Outcome, Settlement, Token};
+use postroom::{Batch, Order, Token};
 
 use super::Engine;
 use crate::keys::Keys;
@@ -24,7 +24,7 @@ impl Engine {
             return None;
         }
         if let Some(token) = self.note_stands {
-            return self.clear_note(now, token);
+            return self.clear_note(token);
         }
         let messages_max = messages_max.min(self.rate.permits(now));
         let (mut tokens, mut bytes): (Vec<Token>, usize) = (Vec::new(), 0);
@@ -86,9 +86,6 @@ impl Engine {
             }
         }
         self.rate.took(tokens.len());
-        if cfg!(seeded_bug = "settle_before_confirm") {
-            self.pending.extend(tokens.iter().map(|token| Settlement { token: *token, outcome: Outcome::Done }));
-        }
         let id = BatchId(self.next_batch);
         self.next_batch += 1;
         self.batches.insert(id, tokens);

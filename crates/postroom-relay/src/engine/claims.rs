@@ -84,10 +84,8 @@ impl Engine {
         };
         let scheduled = delivery.scheduled;
         let behind = key.as_ref().is_some_and(|key| match delivery.origin {
-            Origin::Outbox => {
-                delivery.behind || (self.parking.holds(key) && !cfg!(seeded_bug = "forgets_what_is_being_parked"))
-            }
-            Origin::Parked => self.parking.stops(key) && !cfg!(seeded_bug = "follower_overtakes_the_failed_one"),
+            Origin::Outbox => delivery.behind || self.parking.holds(key),
+            Origin::Parked => self.parking.stops(key),
         });
         let bytes = delivery.message.weight();
         let (deaths, doubts, attempts) = (delivery.deaths, delivery.doubts, delivery.attempts);

@@ -24,8 +24,7 @@ impl Engine {
         let held = self.held.get_mut(&token).filter(|held| held.to_note)?;
         held.with_sink = true;
         self.noting = Some(token);
-        let proven = self.proven || cfg!(seeded_bug = "deaths_count_although_nothing_was_stored");
-        Some(Action::Note { token, proven })
+        Some(Action::Note { token, proven: self.proven })
     }
 
     /// The store has noted it, or could not: then it goes out all the same, and what it does is found out later.
@@ -46,11 +45,7 @@ impl Engine {
     }
 
     /// Before anything else begins: takes off the note about a message that came back, unless its settlement does.
-    pub(super) fn clear_note(&mut self, now: Duration, token: Token) -> Option<Action> {
-        if cfg!(seeded_bug = "others_begin_while_a_note_stands") {
-            self.note_stands = None;
-            return self.next_batch(now);
-        }
+    pub(super) fn clear_note(&mut self, token: Token) -> Option<Action> {
         if self.clearing || self.clear_at.is_some() || self.is_settling(&token) {
             return None;
         }

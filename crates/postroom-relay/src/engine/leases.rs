@@ -44,10 +44,7 @@ impl Engine {
         self.counters.lanes_lost += lanes.len() as u64;
         // What was claimed after the lane came back is of the new tenure, and here to stay.
         let is_lost = |token: &Token, held: &Held| {
-            let of_it = |lost: &LostLane| {
-                lost.lane == held.delivery.lane && (*token < lost.before || cfg!(seeded_bug = "loses_what_came_after"))
-            };
-            lanes.iter().any(of_it)
+            lanes.iter().any(|lost| lost.lane == held.delivery.lane && *token < lost.before)
         };
         let settlements = self.pending.iter().chain(self.settling.iter().flatten());
         let settling: HashSet<Token> = settlements.map(|settlement| settlement.token).collect();

@@ -18,32 +18,18 @@ impl Engine {
             Ok(verdicts) => verdicts,
             Err(why) => {
                 let why = tidy_reason(why);
-                if cfg!(seeded_bug = "outage_burns_an_attempt") {
-                    for token in tokens {
-                        let after = Duration::from_secs(3);
-                        self.park(token, Outcome::Retry { after, attempts: 1, error: "unavailable".to_owned() });
-                    }
-                } else {
-                    self.again(tokens, &why);
-                }
+                self.again(tokens, &why);
                 self.sink_is_lost(now, why);
                 return;
             }
         };
         let lone = tokens.len() == 1;
-        let mut first: Option<Verdict> = None;
         let mut again = Vec::new();
         let mut unknown = String::new();
         for (place, token) in tokens.into_iter().enumerate() {
             let Some(held) = self.held.get_mut(&token) else { continue };
             held.with_sink = false;
-            let mut verdict = verdicts.take(place);
-            if cfg!(seeded_bug = "one_verdict_for_the_batch") {
-                verdict = first.get_or_insert(verdict).clone();
-            }
-            if cfg!(seeded_bug = "silence_is_success") && matches!(verdict, Verdict::Unknown(_)) {
-                verdict = Verdict::Stored;
-            }
+            let verdict = verdicts.take(place);
             match &verdict {
                 Verdict::Stored => {
                     self.proven = true;
@@ -108,13 +94,12 @@ impl Engine {
         let Delivery { message, lane, attempts, .. } = &held.delivery;
         let under_way: usize = self.batches.values().map(Vec::len).sum();
         let suspicion = self.suspects.failed(message.id, *lane, self.counters.stored, under_way as u64);
-        let others_passed = suspicion.others_passed || cfg!(seeded_bug = "outage_makes_poison");
-        let attempts = attempts.saturating_add(u32::from(others_passed));
+        let attempts = attempts.saturating_add(u32::from(suspicion.others_passed));
         let error = format!("published alone, it ended the connection {} times: {why}", suspicion.failures);
         let attempts_max = self.options.retry.attempts_max_of(&message.topic, &message.kind);
-        if attempts >= attempts_max && others_passed && !cfg!(seeded_bug = "poison_goes_round_for_ever") {
+        if attempts >= attempts_max && suspicion.others_passed {
             self.bury(token, attempts, Cause::Poison, error);
-        } else if suspicion.failures > 1 && !cfg!(seeded_bug = "a_suspect_keeps_its_place") {
+        } else if suspicion.failures > 1 {
             held.with_sink = false;
             let after = self.options.retry.wait(suspicion.failures - 1, self.chance.next());
             self.counters.retried += 1;
@@ -147,10 +132,8 @@ impl Engine {
         let keyed = self.held.get(&token).is_some_and(|held| held.key.is_some());
         let blocks_key = keyed && self.options.on_dead == OnDead::Block;
         let outcome = Outcome::Dead { attempts, cause, error, blocks_key };
-        if blocks_key && !cfg!(seeded_bug = "block_lets_the_key_go_on") {
+        if blocks_key {
             self.park(token, outcome);
-        } else if cfg!(seeded_bug = "key_goes_on_before_the_dead_letter_is_written") {
-            self.through(token, outcome);
         } else {
             // Its key goes on when the dead letter is written. Sooner, a crash would bring the message back, and it could
             // be stored after those behind it.

@@ -33,14 +33,6 @@ impl Sqlite {
         effect: impl FnOnce(&Transaction<'_>) -> Result<(), BoxError>,
     ) -> Result<Admission, OnceError> {
         let tx = begin(connection)?;
-        if cfg!(seeded_bug = "inbox_after_effect") {
-            effect(&tx).map_err(OnceError::Effect)?;
-            commit(tx)?;
-            let tx = begin(connection)?;
-            let admission = self.admit_blocking(&tx, consumer, id)?;
-            commit(tx)?;
-            return Ok(admission);
-        }
         let admission = self.admit_blocking(&tx, consumer, id)?;
         if admission == Admission::New {
             effect(&tx).map_err(OnceError::Effect)?;

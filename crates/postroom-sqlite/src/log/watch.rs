@@ -40,7 +40,7 @@ pub(crate) fn look(
     if left != Some(stored) {
         return Ok(Standing::Another);
     }
-    if seqs_again(connection, read)? && !cfg!(seeded_bug = "sqlite_trusts_its_seqs") {
+    if seqs_again(connection, read)? {
         return Ok(Standing::SeqsAgain);
     }
     Ok(Standing::Known)

@@ -23,7 +23,6 @@ use crate::log::lanes::Lanes;
 use crate::log::position::{CatchUp, Position, astray_bounds};
 use crate::log::record::{self, Record};
 use crate::log::row::{self, ParkedRow, Read};
-use crate::log::seeded::unless;
 use crate::log::watch::Watch;
 
 /// Followers of one parked head that are claimed with it.
@@ -150,7 +149,7 @@ impl LogSource {
     async fn unread(&self, generation: u64, granted: &[Granted<Position>]) -> Result<(), StoreError> {
         let taken = granted.iter().filter(|granted| !granted.kept);
         let (lanes, epochs): (Vec<i16>, Vec<i64>) = taken.map(|granted| (granted.lane as i16, granted.epoch)).unzip();
-        if lanes.is_empty() || cfg!(seeded_bug = "what_was_queued_up_stays_parked") {
+        if lanes.is_empty() {
             return Ok(());
         }
         let dealt_with = self
@@ -249,9 +248,7 @@ impl LogSource {
             let mut state = self.state();
             // Alone, the oldest of all lanes is next: what killed the relay before is among the first.
             let messages = if want.single { usize::MAX / 2 } else { want.messages };
-            let unbounded = cfg!(seeded_bug = "one_lane_takes_every_place");
             let lane_max = if want.single { 1 } else { want.lane_messages_max };
-            let lane_max = if unbounded { usize::MAX } else { lane_max };
             state.book.wants(want.messages);
             let asked = state.book.ask(now, messages, lane_max);
             let checkpoint = state.wants_checkpoint(now, &asked);
@@ -274,7 +271,6 @@ impl LogSource {
             catch_ups.iter().map(|catch_up| catch_up.as_ref().map(|c| c.seq)).collect();
         let limits: Vec<i64> = asked.iter().map(|ask| ask.limit as i64).collect();
         let bounds = astray_bounds(asked.iter().map(|ask| &ask.position));
-        let bounds = bounds.filter(|_| !cfg!(seeded_bug = "rows_astray_are_not_looked_for"));
         let (oldest, highest) = (bounds.map(|(xmax, _)| xmax.to_string()), bounds.map(|(_, floor)| floor));
         let bytes = i64::try_from(want.bytes).unwrap_or(i64::MAX);
 
@@ -282,12 +278,7 @@ impl LogSource {
             .claims
             .call(generation, "claim messages", async |session| {
                 let mark = session.prepared("select floor_seq, xid::text from postroom.checkpoint()").await?;
-                let sql = include_str!("../sql/claim.sql");
-                let barrier = "f.seq > h.seq and f.xid < pg_snapshot_xmin(pg_current_snapshot())";
-                let sql = unless(cfg!(seeded_bug = "xmin_barrier"), sql, "f.seq > h.seq", barrier);
-                let twice = cfg!(seeded_bug = "reads_again_what_was_parked");
-                let sql = unless(twice, sql, "p.route = $8 and p.seq = f.seq and p.id = f.id", "false");
-                let read = session.prepared(sql).await?;
+                let read = session.prepared(include_str!("../sql/claim.sql")).await?;
                 // Sent together, done in this order: the checkpoint has committed when the read takes its snapshot.
                 let mark =
                     async { if checkpoint { session.client.query_one(&mark, &[]).await.map(Some) } else { Ok(None) } };
@@ -393,12 +384,7 @@ impl LogSource {
         let rows = self
             .claims
             .call(generation, "claim parked messages", async |session| {
-                let sql = include_str!("../sql/claim_parked.sql");
-                let early = cfg!(seeded_bug = "parked_ones_go_before_they_are_due");
-                let sql = unless(early, sql, "p.due_at <= statement_timestamp()", "p.due_at is not null");
-                let overtakes = cfg!(seeded_bug = "follower_overtakes_a_second_head");
-                let sql = unless(overtakes, sql, "n.state = 'retry'", "false");
-                let statement = session.prepared(sql).await?;
+                let statement = session.prepared(include_str!("../sql/claim_parked.sql")).await?;
                 let followers = FOLLOWERS_MAX.min(heads);
                 let route = &self.options.route;
                 session.client.query(&statement, &[route, &lanes, &in_hand, &heads, &followers, &bytes]).await
@@ -456,14 +442,7 @@ impl Source for LogSource {
         let rows = self
             .leases
             .call(generation, "renew the lease", async |session| {
-                let sql = include_str!("../sql/renew.sql");
-                let deathless = cfg!(seeded_bug = "deaths_are_not_counted");
-                let sql = unless(deathless, sql, "s.deaths + s.proven::int", "s.deaths");
-                let idle = cfg!(seeded_bug = "idle_deaths_are_counted");
-                let sql = unless(idle, sql, "l.catch_up_seq is not null", "true");
-                let inlined = cfg!(seeded_bug = "renewal_loses_lanes_that_are_being_written");
-                let sql = unless(inlined, sql, "mine as materialized", "mine as");
-                let statement = session.prepared(sql).await?;
+                let statement = session.prepared(include_str!("../sql/renew.sql")).await?;
                 let (route, owner) = (&self.options.route, &self.options.owner);
                 let Report { sink_down, sink_blocked, survived } = report;
                 let trouble = sink_down.as_ref().or(sink_blocked.as_ref());

@@ -72,10 +72,6 @@ impl LogSource {
                     "select topics_now, ordering_now, on_dead_now from postroom.register_route($1, $2, $3, $4, $5)";
                 let parameters: [&(dyn ToSql + Sync); 5] = [route, &given, &order.as_str(), &on_dead.as_str(), owner];
                 let row = tx.query_one(sql, &parameters).await?;
-                if cfg!(seeded_bug = "the_last_one_started_decides_topics") {
-                    let sql = "update postroom.routes set topics = $2 where name = $1";
-                    tx.execute(sql, &[route, &given]).await?;
-                }
                 let now: (Vec<String>, String, String) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
                 if from_now {
                     let sql = include_str!("../sql/register_lanes_now.sql");
