@@ -11,8 +11,8 @@ use std::thread;
 use lapin::options::{BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Connection, ConnectionProperties};
-use postroom::Subscription;
 use postroom_brokers::rabbitmq::{RabbitmqSubscription, RabbitmqSubscriptionOptions};
+use postroom_testkit::conformance::subscription::one;
 use postroom_testkit::surroundings;
 
 fn subscription(queue: &str) -> RabbitmqSubscription {
@@ -52,18 +52,18 @@ async fn the_next_one_gets_nothing_before_the_last_one_is_gone_and_then_all_in_o
     let queue = queue_of_two(FieldTable::default()).await;
     let (first, second) = (subscription(&queue), subscription(&queue));
     for body in ["1", "2"] {
-        assert_eq!(first.receive().await.unwrap().message.payload, body);
+        assert_eq!(one(&first).await.unwrap().message.payload, body);
     }
-    let refused = second.receive().await.unwrap_err();
+    let refused = one(&second).await.unwrap_err();
     assert!(std::error::Error::source(&refused).unwrap().to_string().contains("exclusive"), "{refused:?}");
     drop(first);
     let received = loop {
-        if let Ok(received) = second.receive().await {
+        if let Ok(received) = one(&second).await {
             break received;
         }
     };
     assert_eq!((received.message.payload.as_ref(), received.redelivered), (&b"1"[..], true));
-    assert_eq!(second.receive().await.unwrap().message.payload, "2");
+    assert_eq!(one(&second).await.unwrap().message.payload, "2");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -71,7 +71,7 @@ async fn a_queue_with_a_single_active_consumer_is_consumed_from_as_it_is() {
     let mut arguments = FieldTable::default();
     arguments.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
     let queue = queue_of_two(arguments).await;
-    assert_eq!(subscription(&queue).receive().await.unwrap().message.payload, "1");
+    assert_eq!(one(&subscription(&queue)).await.unwrap().message.payload, "1");
 }
 
 const BASIC_CANCEL: [u8; 4] = [0, 60, 0, 30];
@@ -127,7 +127,7 @@ async fn a_dropped_subscription_ends_its_connection_and_never_cancels_its_consum
     let queue = queue_of_two(FieldTable::default()).await;
     let (url, told) = recorded(&surroundings::rabbitmq_url());
     let subscription = subscription_at(url, &queue);
-    subscription.receive().await.unwrap();
+    one(&subscription).await.unwrap();
     drop(subscription);
     let methods = methods(&tokio::task::spawn_blocking(move || told.recv().unwrap()).await.unwrap());
     assert!(methods.contains(&CONNECTION_CLOSE), "{methods:?}");

@@ -7,10 +7,11 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use postroom::{Received, Sink, Subscription, UNREADABLE_HEADER};
+use postroom::{Answer, Received, Sink, Subscription, UNREADABLE_HEADER};
 use postroom_brokers::rabbitmq::{
     Binding, RabbitmqOptions, RabbitmqSink, RabbitmqSubscription, RabbitmqSubscriptionOptions,
 };
+use postroom_testkit::conformance::subscription::one;
 use postroom_testkit::surroundings;
 
 /// A publisher that writes AMQP byte by byte, because no client library writes these.
@@ -121,13 +122,14 @@ impl Queue {
     async fn survives(&mut self, routing_key: &[u8], flags: u16, properties: &[u8]) -> Received {
         self.publisher.publish(&self.exchange, routing_key, flags, properties, b"hostile");
         self.publisher.publish(&self.exchange, b"good", TYPE, &short(b"order.placed"), b"good");
-        let hostile = self.subscription.receive().await.unwrap();
-        let good = self.subscription.receive().await.unwrap();
+        let hostile = one(&self.subscription).await.unwrap();
+        let good = one(&self.subscription).await.unwrap();
         assert_eq!((hostile.message.payload.as_ref(), good.message.payload.as_ref()), (&b"hostile"[..], &b"good"[..]));
         assert_eq!((good.message.kind.as_str(), good.message.headers.len()), ("order.placed", 0));
-        assert_eq!((hostile.session, hostile.redelivered), (1, false), "on the first connection, at the first time");
-        self.subscription.ack(&hostile).await.unwrap();
-        self.subscription.ack(&good).await.unwrap();
+        let one_session = hostile.receipt.session() == good.receipt.session();
+        assert_eq!((one_session, hostile.redelivered), (true, false), "on one connection, at the first time");
+        self.subscription.settle(&[(hostile.receipt, Answer::Ack)]).await.unwrap();
+        self.subscription.settle(&[(good.receipt, Answer::Ack)]).await.unwrap();
         hostile
     }
 }

@@ -8,10 +8,11 @@ use std::time::Duration;
 use lapin::options::{QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Connection, ConnectionProperties};
-use postroom::{Batch, FailureKind, Message, MessageId, PAYLOAD_BYTES_MAX, Sink, Subscription, Verdict};
+use postroom::{Answer, Batch, FailureKind, Message, MessageId, PAYLOAD_BYTES_MAX, Sink, Subscription, Verdict};
 use postroom_brokers::rabbitmq::{
     Binding, RabbitmqOptions, RabbitmqSink, RabbitmqSubscription, RabbitmqSubscriptionOptions,
 };
+use postroom_testkit::conformance::subscription::one;
 use postroom_testkit::rabbitmq::AuditQueue;
 use postroom_testkit::services::RabbitServer;
 use postroom_testkit::surroundings;
@@ -91,17 +92,17 @@ async fn what_the_sink_sent_the_subscription_reads() {
         .header("tenant-id", "of its own, and not the tenant")
         .header("postroom-header-tenant-id", "with a name that is taken as well");
     assert_eq!(verdict(&sink, &sent).await, Verdict::Stored);
-    let first = subscription.receive().await.unwrap();
+    let first = one(&subscription).await.unwrap();
     assert!(!first.redelivered);
-    subscription.requeue(&first).await.unwrap();
-    let received = subscription.receive().await.unwrap();
+    subscription.settle(&[(first.receipt, Answer::Requeue)]).await.unwrap();
+    let received = one(&subscription).await.unwrap();
     assert!(received.redelivered);
     let message = &received.message;
     assert_eq!((received.id, &message.payload, &message.headers), (Some(sent.id), &sent.payload, &sent.headers));
     assert_eq!((&message.topic, &message.kind, message.ordering_key()), (&sent.topic, &sent.kind, Some("k")));
     assert_eq!((&message.aggregate_id, message.aggregate_version), (&sent.aggregate_id, Some(7)));
     assert_eq!((&message.tenant_id, &message.content_type), (&sent.tenant_id, &sent.content_type));
-    subscription.ack(&received).await.unwrap();
+    subscription.settle(&[(received.receipt, Answer::Ack)]).await.unwrap();
 }
 
 #[tokio::test]
@@ -249,19 +250,22 @@ async fn sink_and_subscription_recover_after_the_broker_was_killed() {
     let sink = RabbitmqSink::new(options).unwrap();
     let message = Message::new("t", "k", "x");
     assert_eq!(verdict(&sink, &message).await, Verdict::Stored);
-    let before = subscription.receive().await.unwrap();
+    let before = one(&subscription).await.unwrap();
     broker.kill().unwrap();
     let silent = sink.publish(&Batch::new(vec![message.clone()])).await;
     assert!(silent.is_err_and(|error| error.to_string().contains("RabbitMQ")), "nobody is there to judge");
-    assert!(subscription.receive().await.is_err());
+    assert!(one(&subscription).await.is_err());
     broker.start_again().unwrap();
-    assert!(subscription.ack(&before).await.is_err(), "a tag of the old connection settles nothing");
-    let again = subscription.receive().await.unwrap();
+    assert!(
+        subscription.settle(&[(before.receipt, Answer::Ack)]).await.is_err(),
+        "a tag of the old connection settles nothing"
+    );
+    let again = one(&subscription).await.unwrap();
     assert_eq!(again.id, Some(message.id), "persistent, and not acked: it comes again");
-    subscription.ack(&again).await.unwrap();
+    subscription.settle(&[(again.receipt, Answer::Ack)]).await.unwrap();
     sink.probe().await.unwrap();
     assert_eq!(verdict(&sink, &Message::new("t", "k", "y")).await, Verdict::Stored);
-    assert_eq!(subscription.receive().await.unwrap().message.payload.as_ref(), b"y");
+    assert_eq!(one(&subscription).await.unwrap().message.payload.as_ref(), b"y");
     broker.stop().unwrap();
 }
 

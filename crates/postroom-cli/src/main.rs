@@ -25,7 +25,6 @@ use postroom::Store;
 
 use crate::exit::Failure;
 use crate::say::{say, show};
-use crate::store::Opened;
 
 /// Transactional outbox and inbox: messages written in your database transaction, delivered to your broker in order and
 /// without loss.
@@ -87,7 +86,7 @@ impl StoreArgs {
             Some(url) => url.clone(),
             None => config::store_url(&self.config)?,
         };
-        Opened::of(&url).map(|opened| opened.store)
+        store::open(&url)
     }
 }
 

@@ -7,7 +7,7 @@ use postroom_postgres::LANES_DEFAULT;
 use crate::StoreArgs;
 use crate::exit::{self, Failure};
 use crate::say::show;
-use crate::store::Opened;
+use crate::store;
 
 #[derive(Debug, Args)]
 pub struct MigrateArgs {
@@ -24,7 +24,7 @@ pub struct MigrateArgs {
 pub async fn migrate(args: MigrateArgs, json: bool) -> Result<(), Failure> {
     // A script can be had without any store.
     let nameless = args.print_sql && args.store.store.is_none() && !args.store.config.exists();
-    let store = if nameless { Opened::of("postgres://localhost")?.store } else { args.store.open()? };
+    let store = if nameless { store::open("postgres://localhost")? } else { args.store.open()? };
     if args.print_sql {
         let script = store.print_sql(args.lanes)?;
         if json {

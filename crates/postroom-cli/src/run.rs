@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use postroom::{MessageId, Wake};
-use postroom_consumer::ReceiveCounters;
+use postroom::{MessageId, Store, Wake};
+use postroom_consumer::{FillCounters, Filler};
 use postroom_relay::{Relay, Summary};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -12,12 +12,12 @@ use tokio::sync::watch;
 use crate::config::{self, Config, Routed};
 use crate::exit::{self, Failure};
 use crate::say::{say, show};
-use crate::store::{Fill, Opened};
+use crate::store;
 use crate::supervise::{Attempt, Ended, supervise};
 
 pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let config = config::load(path)?;
-    let store = Opened::of(&config.store_url).map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
+    let store = store::open(&config.store_url).map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
     // Two relays of one name would take each other's lanes for their own: a part of the name is always ours alone.
     let unique = MessageId::new();
     let owner = match &config.relay.name {
@@ -30,7 +30,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let (stop, stopped) = watch::channel(false);
     // From here on a signal is a stop; before the lanes are taken it ends at once.
     wait_for_signals(stop)?;
-    let (config, store) = (Arc::new(config), Arc::new(store));
+    let config = Arc::new(config);
     let (mut relays, mut wakes) = (Vec::new(), Vec::new());
     for (index, Routed { route, .. }) in config.routes.iter().enumerate() {
         let wake = Wake::new();
@@ -55,19 +55,18 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     for (index, inbox) in config.inboxes.iter().enumerate() {
         let (config, store, owner, stopped) = (config.clone(), store.clone(), owner.clone(), stopped.clone());
         let stop = stopped.clone();
-        let fill = move |_| -> Attempt<ReceiveCounters> {
+        let fill = move |_| -> Attempt<FillCounters> {
             let (inbox, from) = (&config.inboxes[index], config.inboxes[index].from.clone());
-            let subscribe = Box::new(move || from.open().map_err(postroom::BoxError::from));
-            let (consumer, lease) = (inbox.consumer.clone(), config.relay.lease);
-            let stop = Box::pin(stop_of(stop.clone()));
-            let filling = store.fill_inbox(Fill { subscribe, consumer, owner: owner.clone(), lease, stop });
+            let subscribe = move || from.open().map_err(postroom::BoxError::from);
+            let filler = Filler::new(subscribe, store.keeper(&inbox.consumer), owner.clone()).lease(config.relay.lease);
+            let filling = filler.run(stop_of(stop.clone()));
             Box::pin(async move { filling.await.map_err(|error| Failure::of(exit::FAILURE, &error)) })
         };
         receivers.push(supervise(format!("inbox {}", inbox.consumer), stopped, fill(0), fill));
     }
     let _listener = if config.relay.listen {
         let text = "relay.listen: writers cannot notify through this store; leave it out, polling is cheap";
-        Some(store.store.listen(wakes).ok_or_else(|| Failure::new(exit::CONFIG, text))?)
+        Some(store.listen(wakes).ok_or_else(|| Failure::new(exit::CONFIG, text))?)
     } else {
         None
     };
@@ -103,7 +102,7 @@ fn unwritten(routes: &[(String, Ended<Summary>)]) -> Option<Failure> {
 #[derive(Clone)]
 struct Start {
     config: Arc<Config>,
-    store: Arc<Opened>,
+    store: Arc<dyn Store>,
     index: usize,
     owner: String,
     wake: Wake,
@@ -114,7 +113,7 @@ struct Start {
 impl Start {
     async fn open(&self, restart: u64) -> Result<Relay, Failure> {
         let (config, store, Routed { route, sink: options }) =
-            (&self.config, &self.store.store, &self.config.routes[self.index]);
+            (&self.config, &self.store, &self.config.routes[self.index]);
         if let Some(what) = store.cannot(route) {
             return Err(Failure::new(exit::CONFIG, format!("route {:?}: {what}", route.name)));
         }
@@ -178,7 +177,7 @@ fn announce(config: &Config, owner: &str) {
 }
 
 /// Counts are of the last run of each; `restarts` says how many there were before it.
-fn report(routes: &[(String, Ended<Summary>)], inboxes: &[(String, Ended<ReceiveCounters>)], json: bool) {
+fn report(routes: &[(String, Ended<Summary>)], inboxes: &[(String, Ended<FillCounters>)], json: bool) {
     if json {
         let routes: Vec<_> = routes.iter().map(|(route, ended)| shown_route(route, ended)).collect();
         let inboxes: Vec<_> = inboxes

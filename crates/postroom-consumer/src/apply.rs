@@ -40,8 +40,6 @@ pub(crate) enum Fate {
     Refused,
     /// The store refuses it even as a dead one; the broker is to deliver it again, later.
     Unkept,
-    /// Another process fills the inbox now; nothing became of it, and nothing is said to the broker.
-    Fenced,
 }
 
 /// What became of a message, and how many versions were found missing on the way.
@@ -71,8 +69,6 @@ pub(crate) enum Trouble {
     Refused,
     /// The outside is to be called first.
     Call,
-    /// Another process fills the inbox now.
-    Fenced,
 }
 
 impl Trouble {

@@ -59,9 +59,6 @@ impl<F: ConsumerStore> Desk<F> {
     async fn keep_dead(&mut self, message: &Message, error: &str) -> Result<Fate, StoreError> {
         let shared = self.shared.clone();
         let mut tx = self.session.begin().await?;
-        if !shared.fenced_in(&mut tx).await? {
-            return Ok(Fate::Fenced);
-        }
         // It takes no place in its key: it never has an effect by itself.
         match F::admit(&mut tx, &shared.consumer, &[(message.id, None)]).await?.first() {
             Some(Admitted::New | Admitted::Behind) => {}

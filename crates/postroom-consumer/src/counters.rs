@@ -18,7 +18,7 @@ pub struct ReceiveCounters {
     pub late: u64,
     /// Versions that were missing when their window ended.
     pub missing: u64,
-    /// Kept in the store behind another message of their key, or for an application that takes them from there.
+    /// Kept in the store behind another message of their key.
     pub kept: u64,
     /// Kept in the store for an earlier version.
     pub early: u64,
@@ -32,8 +32,6 @@ pub struct ReceiveCounters {
     pub lapsed: u64,
     /// Given back to the broker.
     pub requeued: u64,
-    /// Not kept, since another process fills the inbox now; the broker delivers them to that one.
-    pub fenced: u64,
 }
 
 impl ReceiveCounters {
@@ -52,28 +50,7 @@ impl ReceiveCounters {
             Fate::Dead => &mut self.dead,
             Fate::Lost => &mut self.lapsed,
             Fate::Requeue | Fate::Refused | Fate::Unkept => &mut self.requeued,
-            Fate::Fenced => &mut self.fenced,
         };
         *counter += 1;
-    }
-
-    /// Adds what another receiver has seen.
-    pub fn add(&mut self, other: &Self) {
-        let Self { applied, duplicates, merged, ignored, late, missing, kept, early, retried, .. } = other;
-        let Self { dead, unknown, lapsed, requeued, fenced, .. } = other;
-        self.applied += applied;
-        self.duplicates += duplicates;
-        self.merged += merged;
-        self.ignored += ignored;
-        self.late += late;
-        self.missing += missing;
-        self.kept += kept;
-        self.early += early;
-        self.retried += retried;
-        self.dead += dead;
-        self.unknown += unknown;
-        self.lapsed += lapsed;
-        self.requeued += requeued;
-        self.fenced += fenced;
     }
 }

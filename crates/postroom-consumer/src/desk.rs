@@ -47,7 +47,6 @@ impl<F: ConsumerStore> Desk<F> {
         let ended = patient(limit, self.fresh(&messages, limit)).await;
         let ended = self.sound(ended);
         match &ended {
-            Err(Trouble::Fenced) => return Some(vec![Fate::Fenced.into(); batch.len()]),
             Err(Trouble::Store(error) | Trouble::Begun(error)) => {
                 tracing::debug!("a batch goes one by one: {}", chain(error));
             }
@@ -86,7 +85,6 @@ impl<F: ConsumerStore> Desk<F> {
                 Judged::Stopped => return Fate::Requeue.into(),
                 Judged::Refused => return Fate::Refused.into(),
                 Judged::Unkeepable(reason) => return self.bury(&message, &reason).await.into(),
-                Judged::Fenced => return Fate::Fenced.into(),
                 Judged::Settle(settle) => settle,
             };
             return self.insist(&message, None, &settle).await.into();
@@ -127,8 +125,6 @@ impl<F: ConsumerStore> Desk<F> {
                     let attempts = waiting.attempts.saturating_add(1);
                     break Settle::Dead { attempts, cause: Cause::Permanent, error };
                 }
-                // Not reached: what waits in the store is handled without a tenure.
-                Judged::Fenced => break Settle::GivenBack,
                 Judged::Settle(settle) => break settle,
             }
         };
@@ -210,14 +206,8 @@ impl<F: ConsumerStore> Desk<F> {
     async fn judged(&mut self, message: &Message, before: u32, tries: &mut Tries, trouble: Trouble) -> Judged {
         let failure = match trouble {
             Trouble::Refused => return Judged::Refused,
-            Trouble::Fenced => return Judged::Fenced,
             Trouble::Store(error) if F::refuses_the_message(&error) => {
                 return Judged::Unkeepable(tidy_reason(chain(&error)));
-            }
-            // No handler is asked, so no attempt is burned.
-            Trouble::Store(error) | Trouble::Begun(error) if self.shared.keeps_all => {
-                tries.away += 1;
-                return self.again(message, &error, tries.away).await;
             }
             Trouble::Message(failure) => failure,
             // Not reached: `sound` and `waiting` have dealt with them.
@@ -328,9 +318,6 @@ impl<F: ConsumerStore> Desk<F> {
     async fn fresh(&mut self, messages: &[Arc<Message>], limit: Duration) -> Result<Vec<End>, Trouble> {
         let shared = &self.shared;
         let mut tx = self.session.begin().await?;
-        if !shared.fenced_in(&mut tx).await? {
-            return Err(Trouble::Fenced);
-        }
         let arrivals: Vec<_> =
             messages.iter().map(|message| (message.id, message.ordering_key().map(str::to_owned))).collect();
         let admitted = F::admit(&mut tx, &shared.consumer, &arrivals).await?;
@@ -341,10 +328,6 @@ impl<F: ConsumerStore> Desk<F> {
             ends.push(match admitted {
                 Admitted::Duplicate => Fate::Duplicate.into(),
                 Admitted::Behind => {
-                    kept.push(Message::clone(message));
-                    Fate::Kept.into()
-                }
-                Admitted::New if shared.keeps_all => {
                     kept.push(Message::clone(message));
                     Fate::Kept.into()
                 }
@@ -361,7 +344,7 @@ impl<F: ConsumerStore> Desk<F> {
                 }
             });
         }
-        let begun = |error| if shared.keeps_all { Trouble::Store(error) } else { Trouble::Store(error).begun() };
+        let begun = |error| Trouble::Store(error).begun();
         if !kept.is_empty() {
             F::keep(&mut tx, &shared.consumer, &kept, Keep::Ready).await?;
         }
@@ -488,7 +471,6 @@ enum Judged {
     Refused,
     /// The store refuses it: it is kept as a dead one.
     Unkeepable(String),
-    Fenced,
     Settle(Settle),
 }
 

@@ -11,6 +11,8 @@ mod desk;
 mod filler;
 mod handler;
 mod handlers;
+mod in_hand;
+mod pump;
 mod queue;
 mod receiver;
 mod shared;
@@ -18,7 +20,7 @@ mod unkeepable;
 mod versions;
 
 pub use counters::ReceiveCounters;
-pub use filler::Filler;
+pub use filler::{FillCounters, Filler, FillerFailed};
 pub use handler::{Call, Compensate, Handle, HandlerError, Incoming, OutOfOrder, Stale};
 pub use handlers::{Handlers, InvalidHandlers, Unknown};
 pub use receiver::{Receiver, ReceiverFailed};

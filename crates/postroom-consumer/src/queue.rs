@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use postroom::{MessageId, Received};
+use postroom::{MessageId, Partition, Received};
 
 /// A message from the broker.
 #[derive(Debug)]
@@ -14,6 +14,13 @@ pub(crate) struct Arrival {
     pub careful: bool,
     /// Why it cannot be kept among the messages that wait.
     pub unkeepable: Option<String>,
+}
+
+impl Arrival {
+    /// One that nothing special is known of.
+    pub fn of(received: Received) -> Self {
+        Self { received, single: false, careful: false, unkeepable: None }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -109,6 +116,22 @@ impl Queue {
         }
     }
 
+    /// Takes out what came from a partition that is somebody else's now.
+    pub fn revoke(&mut self, partition: Partition) -> Vec<Arrival> {
+        let mut revoked = Vec::new();
+        for waiting in self.slots.values_mut() {
+            let (gone, kept) =
+                std::mem::take(waiting).into_iter().partition(|arrival| arrival.received.partition == partition);
+            *waiting = kept;
+            let gone: VecDeque<Arrival> = gone;
+            revoked.extend(gone);
+        }
+        self.slots.retain(|_, waiting| !waiting.is_empty());
+        let slots = &self.slots;
+        self.ready.retain(|slot| slots.contains_key(slot));
+        revoked
+    }
+
     /// Everything that no worker has.
     pub fn drain(&mut self) -> Vec<Arrival> {
         self.ready.clear();
@@ -118,15 +141,31 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
-    use postroom::Message;
+    use postroom::{Message, Receipt};
 
     use super::*;
 
     fn arrival(key: Option<&str>, single: bool) -> Arrival {
         let mut message = Message::new("orders", "order.placed", "");
         message.key = key.map(str::to_owned);
-        let received = Received { tag: 0, session: 0, redelivered: false, id: Some(message.id), message };
-        Arrival { received, single, careful: false, unkeepable: None }
+        Arrival { single, ..Arrival::of(received(message, 0)) }
+    }
+
+    fn received(message: Message, partition: u32) -> Received {
+        let (receipt, partition) = (Receipt::new(0, 0), Partition(partition));
+        Received { receipt, partition, redelivered: false, id: Some(message.id), message }
+    }
+
+    #[test]
+    fn what_is_revoked_is_not_begun_and_the_rest_goes_on() {
+        let mut queue = Queue::default();
+        for (key, partition) in [("a", 1), ("b", 2), ("b", 2), ("c", 1)] {
+            queue.push(Arrival::of(received(Message::new("orders", "order.placed", "").key(key), partition)));
+        }
+        assert_eq!(keys(&queue.pop(1)), [Some("a")]);
+        assert_eq!(keys(&queue.revoke(Partition(2))), [Some("b"), Some("b")]);
+        assert_eq!(keys(&queue.pop(9)), [Some("c")]);
+        assert!(queue.drain().is_empty());
     }
 
     fn keys(batch: &[Arrival]) -> Vec<Option<&str>> {

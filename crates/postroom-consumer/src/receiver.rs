@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use postroom::{
-    BoxError, Consumer, ConsumerStore, MessageId, MessageSpan, Received, RetryPolicy, Session, Step, StoreError,
-    Subscription, Tenure,
+    Answer, Bound, Consumer, ConsumerStore, MessageId, MessageSpan, Receipt, Received, RetryPolicy, Session, Step,
+    StoreError, Subscription,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -18,27 +18,22 @@ use crate::counters::ReceiveCounters;
 use crate::desk::Desk;
 use crate::handler::chain;
 use crate::handlers::{Handlers, InvalidHandlers};
+use crate::in_hand::InHand;
+use crate::pump::{self, ACK_TIMEOUT, answer, requeue_later};
 use crate::queue::{Arrival, Queue, Slot};
 use crate::shared::{Held, Shared};
 use crate::unkeepable::{problem, without_nul};
 
-const RECEIVE_RETRY_FIRST: Duration = Duration::from_millis(100);
 const RECEIVE_RETRY_CAP: Duration = Duration::from_secs(30);
-/// While another process still has the queue the broker refuses a filler: order over a takeover waits for that.
-const FILLER_RECEIVE_RETRY_CAP: Duration = Duration::from_secs(3);
-/// What the store refuses even as a dead message goes back to the broker after this long.
-const REQUEUE_AFTER: Duration = Duration::from_secs(10);
+/// What is taken from the subscription at once; its own bound on unsettled deliveries holds for all together.
+const RECEIVED_AT_ONCE: Bound = Bound { messages: 64, bytes: 8 << 20 };
 const TAKE_RETRY_CAP: Duration = Duration::from_secs(10);
-/// An ack that takes longer is given up: its connection hangs, and the message comes again as a duplicate.
-const ACK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer than this is never meant.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 /// From this many claims in a row without a word a message is handled alone: it may have killed whoever had it.
 const ALONE_FROM_CLAIMS: u32 = 2;
 /// A message with so many claims in a row without a word is dead.
 const CLAIMS_MAX: u32 = 5;
-/// Deliveries between the subscription and the queue; the broker's prefetch bounds all of them together.
-const PUMPED_MAX: usize = 64;
 
 /// Why a receiver stopped by itself.
 #[derive(Debug, thiserror::Error)]
@@ -49,12 +44,6 @@ pub enum ReceiverFailed {
     /// A fault of the runtime itself.
     #[error("run a worker")]
     Worker(#[source] tokio::task::JoinError),
-    /// There is nothing to receive from.
-    #[error("subscribe")]
-    Subscribe(#[source] BoxError),
-    /// Another process fills the inbox now; what was not kept is the broker's again.
-    #[error("keep messages: another process fills the inbox now")]
-    Fenced(ReceiveCounters),
 }
 
 /// Receives until it is stopped. A crash at any moment loses nothing: what is not acked comes again, and the inbox knows
@@ -71,9 +60,6 @@ pub struct Receiver<F: ConsumerStore> {
     lease: Duration,
     poll: Duration,
     stop_deadline: Duration,
-    /// Messages are kept for an application that takes them from the store, as long as this holds.
-    tenure: Option<Tenure>,
-    receive_retry_cap: Duration,
 }
 
 impl<F: ConsumerStore> Receiver<F> {
@@ -85,20 +71,11 @@ impl<F: ConsumerStore> Receiver<F> {
         open: impl Fn() -> S + Send + Sync + 'static,
     ) -> Result<Self, InvalidHandlers> {
         handlers.check()?;
-        Ok(Self::of(subscription, consumer, handlers, Box::new(move || Box::new(open()))))
-    }
-
-    fn of(
-        subscription: Arc<dyn Subscription>,
-        consumer: Consumer,
-        handlers: Handlers<F>,
-        open: Box<dyn Fn() -> Box<dyn Session<F>> + Send + Sync>,
-    ) -> Self {
-        Self {
+        Ok(Self {
             subscription,
             consumer,
             handlers,
-            open,
+            open: Box::new(move || Box::new(open())),
             concurrency: 8,
             batch_max: 50,
             retry: RetryPolicy::default(),
@@ -106,26 +83,7 @@ impl<F: ConsumerStore> Receiver<F> {
             lease: Duration::from_secs(10),
             poll: Duration::from_millis(250),
             stop_deadline: Duration::from_secs(20),
-            tenure: None,
-            receive_retry_cap: RECEIVE_RETRY_CAP,
-        }
-    }
-
-    /// A receiver that handles nothing: it keeps every message in the store, once, as long as the tenure holds.
-    pub(crate) fn filling(
-        subscription: Arc<dyn Subscription>,
-        consumer: Consumer,
-        tenure: Tenure,
-        open: impl Fn() -> Box<dyn Session<F>> + Send + Sync + 'static,
-    ) -> Self {
-        // One writer keeps the order of each key.
-        Self {
-            tenure: Some(tenure),
-            concurrency: 1,
-            batch_max: 500,
-            receive_retry_cap: FILLER_RECEIVE_RETRY_CAP,
-            ..Self::of(subscription, consumer, Handlers::new(), Box::new(open))
-        }
+        })
     }
 
     /// Messages, or batches of them, in work at once; 8. Each has a connection.
@@ -185,19 +143,18 @@ impl<F: ConsumerStore> Receiver<F> {
             retry: self.retry,
             timeout: self.timeout,
             lease: self.lease,
-            keeps_all: self.tenure.is_some(),
-            tenure: self.tenure,
             origin: self.subscription.origin(),
             claims: Mutex::default(),
             open: self.open,
             stopping: stopped,
         });
-        let (pump, arrivals) = mpsc::channel(PUMPED_MAX);
+        let (pump, arrivals) = mpsc::channel(1);
         // A set, so that the task ends with this future.
         let mut receiving = JoinSet::new();
-        receiving.spawn(receive(self.subscription.clone(), pump, self.receive_retry_cap));
+        receiving.spawn(pump::receive(self.subscription.clone(), pump, RECEIVED_AT_ONCE, RECEIVE_RETRY_CAP));
         let desks = (0..self.concurrency).map(|_| Desk::new(shared.clone())).collect();
         let running = Running {
+            in_hand: InHand::new(self.subscription.clone()),
             subscription: self.subscription,
             desks,
             taker: Some(Desk::new(shared.clone())),
@@ -224,26 +181,6 @@ impl<F: ConsumerStore> Receiver<F> {
     }
 }
 
-/// Carries deliveries from the subscription; an error is waited out.
-async fn receive(subscription: Arc<dyn Subscription>, pump: mpsc::Sender<Received>, retry_cap: Duration) {
-    let mut wait = RECEIVE_RETRY_FIRST;
-    loop {
-        match subscription.receive().await {
-            Ok(received) => {
-                wait = RECEIVE_RETRY_FIRST;
-                if pump.send(received).await.is_err() {
-                    return;
-                }
-            }
-            Err(error) => {
-                tracing::warn!("failed to {}; trying again in {wait:?}", chain(&error));
-                tokio::time::sleep(wait).await;
-                wait = (wait * 2).min(retry_cap);
-            }
-        }
-    }
-}
-
 /// What a task brought back, with the desk that it worked at.
 enum Done<F: ConsumerStore> {
     /// None: the batch failed as a whole.
@@ -255,6 +192,7 @@ enum Done<F: ConsumerStore> {
 
 struct Running<F: ConsumerStore> {
     subscription: Arc<dyn Subscription>,
+    in_hand: InHand,
     shared: Arc<Shared<F>>,
     stopping: watch::Sender<bool>,
     queue: Queue,
@@ -286,7 +224,7 @@ impl<F: ConsumerStore> Running<F> {
     async fn run(
         mut self,
         stop: impl Future<Output = ()>,
-        mut arrivals: mpsc::Receiver<Received>,
+        mut arrivals: mpsc::Receiver<postroom::Arrival>,
         receiving: &mut JoinSet<()>,
     ) -> Result<ReceiveCounters, ReceiverFailed> {
         let mut stop = std::pin::pin!(stop);
@@ -303,18 +241,13 @@ impl<F: ConsumerStore> Running<F> {
                     Err(error) => break Some(ReceiverFailed::Worker(error)),
                 },
                 Some(Err(error)) = receiving.join_next() => break Some(ReceiverFailed::Worker(error)),
-                Some(received) = arrivals.recv() => self.arrived(received),
+                Some(arrival) = arrivals.recv() => self.arrived(arrival),
                 () = tokio::time::sleep_until(wake) => {}
             }
         };
         receiving.abort_all();
         self.stop(arrivals).await;
-        match failed {
-            None => Ok(self.counters),
-            // What was counted since belongs to it.
-            Some(ReceiverFailed::Fenced(_)) => Err(ReceiverFailed::Fenced(self.counters)),
-            Some(failed) => Err(failed),
-        }
+        failed.map_or(Ok(self.counters), Err)
     }
 
     /// When there is something to begin that nothing else says.
@@ -326,7 +259,7 @@ impl<F: ConsumerStore> Running<F> {
     }
 
     /// Nothing more is begun. Jobs that wait for the store give up, those in a handler go on until the deadline.
-    async fn stop(&mut self, mut arrivals: mpsc::Receiver<Received>) {
+    async fn stop(&mut self, mut arrivals: mpsc::Receiver<postroom::Arrival>) {
         let deadline = Instant::now() + self.stop_deadline;
         let _ = self.stopping.send(true);
         let idle: Vec<Held<F>> = std::mem::take(&mut self.claimed).into_iter().chain(self.suspect.take()).collect();
@@ -365,24 +298,13 @@ impl<F: ConsumerStore> Running<F> {
             // Those that cannot be given back lapse.
             let _ = tokio::time::timeout(ACK_TIMEOUT, giving).await;
         }
-        let mut left: Vec<Received> = self.queue.drain().into_iter().map(|arrival| arrival.received).collect();
-        arrivals.close();
-        while let Some(received) = arrivals.recv().await {
-            left.push(received);
-        }
+        receiving_ended(&mut arrivals, |received| self.queue.push(Arrival::of(received)));
+        let left: Vec<(Receipt, Answer)> =
+            self.queue.drain().into_iter().map(|arrival| (arrival.received.receipt, Answer::Requeue)).collect();
         self.counters.requeued += left.len() as u64;
-        if self.shared.tenure.is_some() {
-            // All at once, by the end of the subscription: so they come again in the order of the queue.
-            return;
-        }
-        let deadline = Instant::now() + ACK_TIMEOUT;
-        let requeue = async {
-            for received in left {
-                answer(deadline, self.subscription.as_ref(), &received, true).await;
-            }
-        };
+        answer(Instant::now(), self.subscription.as_ref(), &left).await;
         // A connection that hangs gives back by its end.
-        let _ = tokio::time::timeout(ACK_TIMEOUT, requeue).await;
+        let _ = tokio::time::timeout(ACK_TIMEOUT, self.subscription.close()).await;
     }
 
     /// Gives claims back of which nothing was begun.
@@ -401,17 +323,32 @@ impl<F: ConsumerStore> Running<F> {
         });
     }
 
-    fn arrived(&mut self, mut received: Received) {
-        without_nul(&mut received.message);
-        if let Some(reason) = problem(&received) {
-            self.queue.push(Arrival { received, single: true, careful: false, unkeepable: Some(reason) });
-            return;
+    fn arrived(&mut self, arrival: postroom::Arrival) {
+        let received = match arrival {
+            postroom::Arrival::Messages(received) => received,
+            // What is in work goes on: the inbox knows it when it is handed out elsewhere.
+            postroom::Arrival::Revoked(partition) => {
+                for arrival in self.queue.revoke(partition) {
+                    self.in_hand.remove(arrival.received.receipt);
+                }
+                return;
+            }
+        };
+        for mut received in received {
+            self.in_hand.add(received.receipt);
+            without_nul(&mut received.message);
+            let mut arrival = Arrival::of(received);
+            if let Some(reason) = problem(&arrival.received) {
+                (arrival.single, arrival.unkeepable) = (true, Some(reason));
+            } else {
+                let message = &arrival.received.message;
+                let (system, consumer) = (self.subscription.system(), self.shared.consumer.as_str());
+                drop(MessageSpan::begin(Step::Receive, message, system, consumer));
+                let calls = self.shared.handlers.of(&message.kind).is_some_and(|handler| handler.calls());
+                arrival.careful = arrival.received.redelivered || calls;
+            }
+            self.queue.push(arrival);
         }
-        let (system, consumer) = (self.subscription.system(), self.shared.consumer.as_str());
-        drop(MessageSpan::begin(Step::Receive, &received.message, system, consumer));
-        let calls = self.shared.handlers.of(&received.message.kind).is_some_and(|handler| handler.calls());
-        let careful = (received.redelivered || calls) && !self.shared.keeps_all;
-        self.queue.push(Arrival { received, single: false, careful, unkeepable: None });
     }
 
     /// Begins whatever can be begun.
@@ -443,7 +380,6 @@ impl<F: ConsumerStore> Running<F> {
             && room > 0
             && !self.alone
             && self.suspect.is_none()
-            && !self.shared.keeps_all
             && let Some(mut desk) = self.taker.take()
         {
             self.jobs.spawn(async move {
@@ -477,26 +413,26 @@ impl<F: ConsumerStore> Running<F> {
         let Some(mut desk) = self.desks.pop() else { return self.queue.put_back(batch) };
         self.working += 1;
         let (subscription, stopping) = (self.subscription.clone(), self.shared.stopping.clone());
-        let filling = self.shared.tenure.is_some();
+        let in_hand = self.in_hand.clone();
         self.jobs.spawn(async move {
             let ends = match batch.as_slice() {
                 [one] => Some(vec![desk.single(one).await]),
                 many => desk.batch(many).await,
             };
-            let deadline = Instant::now() + ACK_TIMEOUT;
+            let mut answers = Vec::with_capacity(batch.len());
             for (arrival, end) in batch.iter().zip(ends.iter().flatten()) {
-                let again = match end.fate {
-                    Fate::Fenced => continue,
-                    // With the subscription's end, in the order of the queue.
-                    Fate::Requeue if filling => continue,
+                let receipt = arrival.received.receipt;
+                answers.push(match end.fate {
                     Fate::Unkept => {
-                        requeue_later(subscription.clone(), arrival.received.clone(), stopping.clone());
+                        requeue_later(subscription.clone(), receipt, in_hand.clone(), stopping.clone());
                         continue;
                     }
-                    fate => matches!(fate, Fate::Requeue | Fate::Refused),
-                };
-                answer(deadline, subscription.as_ref(), &arrival.received, again).await;
+                    Fate::Requeue | Fate::Refused => (receipt, Answer::Requeue),
+                    _ => (receipt, Answer::Ack),
+                });
             }
+            answer(Instant::now(), subscription.as_ref(), &answers).await;
+            in_hand.remove_all(&answers);
             Done::Batch(desk, batch, ends)
         });
     }
@@ -524,13 +460,9 @@ impl<F: ConsumerStore> Running<F> {
                     Some(ends) => {
                         for (arrival, end) in batch.iter().zip(ends) {
                             self.counters.count(end);
-                            match end.fate {
-                                Fate::Refused => {
-                                    let kind = arrival.received.message.kind.clone();
-                                    failed = Some(ReceiverFailed::UnknownType(kind));
-                                }
-                                Fate::Fenced => failed = Some(ReceiverFailed::Fenced(self.counters)),
-                                _ => {}
+                            if end.fate == Fate::Refused {
+                                let kind = arrival.received.message.kind.clone();
+                                failed = Some(ReceiverFailed::UnknownType(kind));
                             }
                         }
                         if batch.len() > 1 || self.batch_now == 1 {
@@ -590,22 +522,12 @@ impl<F: ConsumerStore> Running<F> {
     }
 }
 
-/// Acks a delivery, or gives it back. A connection that is gone gives back by itself.
-async fn answer(deadline: Instant, subscription: &dyn Subscription, received: &Received, again: bool) {
-    let answered =
-        async { if again { subscription.requeue(received).await } else { subscription.ack(received).await } };
-    match tokio::time::timeout_at(deadline, answered).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!("failed to {}", chain(&error)),
-        Err(_) => tracing::debug!("an ack was given up after {ACK_TIMEOUT:?}"),
+/// What the subscription had brought when it was given up.
+fn receiving_ended(arrivals: &mut mpsc::Receiver<postroom::Arrival>, mut each: impl FnMut(Received)) {
+    arrivals.close();
+    while let Ok(arrival) = arrivals.try_recv() {
+        if let postroom::Arrival::Messages(received) = arrival {
+            received.into_iter().for_each(&mut each);
+        }
     }
-}
-
-/// Gives a delivery back after a while, or when the receiver stops: one that the broker delivers again at once would go round
-/// without a pause. It is not acked meanwhile, so a crash gives it back too.
-fn requeue_later(subscription: Arc<dyn Subscription>, received: Received, mut stopping: watch::Receiver<bool>) {
-    tokio::spawn(async move {
-        let _ = tokio::time::timeout(REQUEUE_AFTER, stopping.wait_for(|stopping| *stopping)).await;
-        answer(Instant::now() + ACK_TIMEOUT, subscription.as_ref(), &received, true).await;
-    });
 }

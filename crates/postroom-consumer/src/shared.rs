@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use postroom::{Consumer, ConsumerStore, MessageId, RetryPolicy, Session, StoreError, Tenure, Waiting};
+use postroom::{Consumer, ConsumerStore, MessageId, RetryPolicy, Session, Waiting};
 use tokio::sync::watch;
 
 use crate::handlers::Handlers;
@@ -17,14 +17,10 @@ pub(crate) struct Shared<F: ConsumerStore> {
     /// Where messages come from, for people.
     pub origin: String,
     pub owner: String,
-    /// Messages are kept only while this holds; none: there is nothing to hold.
-    pub tenure: Option<Tenure>,
     pub handlers: Handlers<F>,
     pub retry: RetryPolicy,
     pub timeout: Duration,
     pub lease: Duration,
-    /// Messages are kept for an application that takes them from the store; no handler is asked.
-    pub keeps_all: bool,
     /// Claims in hand: they are renewed until they are settled.
     pub claims: Mutex<HashSet<(MessageId, i64)>>,
     pub open: Box<dyn Fn() -> Box<dyn Session<F>> + Send + Sync>,
@@ -34,14 +30,6 @@ pub(crate) struct Shared<F: ConsumerStore> {
 impl<F: ConsumerStore> Shared<F> {
     fn claims(&self) -> MutexGuard<'_, HashSet<(MessageId, i64)>> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether messages may be kept in this transaction.
-    pub async fn fenced_in(&self, tx: &mut F::Tx<'_>) -> Result<bool, StoreError> {
-        match &self.tenure {
-            Some(tenure) => F::fence_inbox(tx, &self.consumer, tenure).await,
-            None => Ok(true),
-        }
     }
 
     /// Claims in hand.

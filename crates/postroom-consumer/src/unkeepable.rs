@@ -56,10 +56,13 @@ fn each_text(message: &mut Message, mut change: impl FnMut(&mut String)) {
 
 #[cfg(test)]
 mod tests {
+    use postroom::{Partition, Receipt};
+
     use super::*;
 
     fn received(message: Message) -> Received {
-        Received { tag: 1, session: 1, redelivered: false, id: Some(message.id), message }
+        let (receipt, partition) = (Receipt::new(1, 1), Partition::default());
+        Received { receipt, partition, redelivered: false, id: Some(message.id), message }
     }
 
     #[test]

@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    DeadDeed, DeadFilter, DeadLetter, Deed, KeyDeed, MessageId, MigrateError, Migrated, Operator, Route, RouteChange,
-    RouteSettings, ShownRoute, Side, Source, Store, StoreError, StoreStatus, WaitingKey, Wake, Whereabouts,
+    Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Keeper, KeyDeed, MessageId, MigrateError, Migrated, Operator,
+    Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, Store, StoreError, StoreStatus,
+    WaitingKey, Wake, Whereabouts,
 };
 
+use crate::Postgres;
 use crate::connect::{Connector, InvalidUrl};
+use crate::inbox::PostgresSession;
 use crate::log::{Listener, LogSource};
 use crate::{migrate, operate};
 
@@ -104,6 +107,11 @@ impl Store for Database {
 
     async fn source(&self, route: &Route, owner: &str) -> Result<Arc<dyn Source>, StoreError> {
         Ok(Arc::new(LogSource::open(self, route, owner).await?))
+    }
+
+    fn keeper(&self, consumer: &Consumer) -> Arc<dyn Keeper> {
+        let connector = self.connector.as_ref().clone();
+        SessionKeeper::<Postgres>::new(consumer.clone(), move || PostgresSession::new(connector.clone()))
     }
 
     fn listen(&self, wakes: Vec<Wake>) -> Option<Box<dyn Send>> {

@@ -6,12 +6,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    DeadDeed, DeadFilter, DeadLetter, Deed, KeyDeed, MessageId, MigrateError, Migrated, Operator, Route, RouteChange,
-    RouteSettings, ShownRoute, Side, Source, StartAt, Store, StoreError, StoreStatus, WaitingKey, Whereabouts,
+    Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Keeper, KeyDeed, MessageId, MigrateError, Migrated, Operator,
+    Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, StartAt, Store, StoreError,
+    StoreStatus, WaitingKey, Whereabouts,
 };
 use rusqlite::Connection;
 
+use crate::Sqlite;
 use crate::connect::connect;
+use crate::inbox::SqliteSession;
 use crate::log::SqliteSource;
 use crate::{migrate, operate};
 
@@ -156,6 +159,11 @@ impl Store for Database {
         let (database, route, owner) = (self.clone(), route.clone(), owner.to_owned());
         let open = move || SqliteSource::open(&database, &route, owner);
         Ok(Arc::new(blocking("open the database file", open).await??))
+    }
+
+    fn keeper(&self, consumer: &Consumer) -> Arc<dyn Keeper> {
+        let path = self.path.clone();
+        SessionKeeper::<Sqlite>::new(consumer.clone(), move || SqliteSession::new(&path))
     }
 
     async fn migrate(&self, _: u16) -> Result<Migrated, MigrateError> {

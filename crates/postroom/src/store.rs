@@ -5,6 +5,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::error::{BoxError, StoreError};
+use crate::inbox::Consumer;
+use crate::keeper::Keeper;
 use crate::operator::Operator;
 use crate::route::Route;
 use crate::source::Source;
@@ -24,6 +26,9 @@ pub trait Store: Operator {
 
     /// The relay's end of one route, for a relay of this name; no other relay may have it.
     async fn source(&self, route: &Route, owner: &str) -> Result<Arc<dyn Source>, StoreError>;
+
+    /// The inbox table of a consumer, for what fills it.
+    fn keeper(&self, consumer: &Consumer) -> Arc<dyn Keeper>;
 
     /// Wakes these relays when writers of other processes notify, for as long as what it returns is kept. None: writers
     /// cannot notify here; polling is the truth anyway.

@@ -1,26 +1,94 @@
 //! The receiving side of a broker.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
 use crate::error::Unavailable;
 use crate::message::{Message, MessageId};
 
+/// Names a delivery towards the subscription that handed it out. What the broker needs to know of it (a delivery tag, a receipt, an
+/// offset) the subscription finds by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Receipt {
+    session: u64,
+    number: u64,
+}
+
+impl Receipt {
+    /// For subscriptions: delivery `number` of `session`. No two sessions of a process share a number, so that a late answer
+    /// cannot settle the delivery of another.
+    pub fn new(session: u64, number: u64) -> Self {
+        Self { session, number }
+    }
+
+    /// The session that it was handed out in.
+    pub fn session(self) -> u64 {
+        self.session
+    }
+
+    /// Which delivery of that session it is.
+    pub fn number(self) -> u64 {
+        self.number
+    }
+}
+
+/// A part of the source that is handed out to one subscription at a time, where the broker has such parts; 0 where it has none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Partition(pub u32);
+
 /// A message as a broker handed it out.
 #[derive(Debug, Clone)]
 pub struct Received {
-    /// Names this delivery towards the broker; meaningless after a reconnect.
-    pub tag: u64,
-    /// The connection it came on, so that a late acknowledgement cannot settle another delivery.
-    pub session: u64,
+    /// Names this delivery.
+    pub receipt: Receipt,
+    /// Where it came from within the source.
+    pub partition: Partition,
     /// The broker says that it may have handed this out before.
     pub redelivered: bool,
-    /// The message; `None` where the broker's message carries no message id (it was not written by postroom).
+    /// The message id; `None` where the broker's message carries none (it was not written by postroom).
     pub id: Option<MessageId>,
     /// Body and properties as far as they could be read.
     pub message: Message,
 }
 
-/// Receives from one queue. Each delivery is acked, requeued or rejected once; what is not comes again.
+/// How much is taken at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bound {
+    /// At most so many messages.
+    pub messages: usize,
+    /// At most about so many bytes of payloads; the first message comes whatever its size.
+    pub bytes: usize,
+}
+
+/// What a subscription brings.
+#[derive(Debug)]
+pub enum Arrival {
+    /// Messages in the order of the source; at least one.
+    Messages(Vec<Received>),
+    /// This partition is somebody else's now. Deliveries of it that are not settled are handed out there: what has not been
+    /// begun is dropped, and nothing of it can be settled here any more.
+    Revoked(Partition),
+}
+
+/// What becomes of a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// The broker forgets it.
+    Ack,
+    /// It is handed out again.
+    Requeue,
+    /// The broker drops it or dead-letters it, by its own configuration.
+    Reject,
+}
+
+/// Receives from one source of one broker. Each delivery is settled once; what is not is handed out again.
+///
+/// Guarantees, on every implementation (the conformance suite of `postroom-testkit` checks them):
+/// - a delivery is handed out again, here or elsewhere, until it was settled;
+/// - what was acked or rejected does not come again after the broker has noted it;
+/// - no more deliveries are out unsettled than the subscription was set to;
+/// - a receipt of another session, or one that was settled, settles nothing else.
 #[async_trait]
 pub trait Subscription: Send + Sync {
     /// Its broker's name in traces, `messaging.system` in OpenTelemetry's words.
@@ -33,15 +101,24 @@ pub trait Subscription: Send + Sync {
         format!("a queue of {}", self.system())
     }
 
-    /// The next message; waits for one. Reconnects on the next call after an error.
-    async fn receive(&self) -> Result<Received, Unavailable>;
+    /// How long a delivery may stay unsettled before the broker takes it back, unless it is extended; none: as long as the
+    /// session lasts.
+    fn lease(&self) -> Option<Duration> {
+        None
+    }
 
-    /// Settles a delivery: the broker forgets it.
-    async fn ack(&self, received: &Received) -> Result<(), Unavailable>;
+    /// What comes next; waits for it. Reconnects on the next call after an error. Dropping the future loses nothing.
+    async fn receive(&self, max: Bound) -> Result<Arrival, Unavailable>;
 
-    /// Gives a delivery back, to be handed out again.
-    async fn requeue(&self, received: &Received) -> Result<(), Unavailable>;
+    /// Settles deliveries. After an error nobody knows which of them were: those that were not come again.
+    async fn settle(&self, answers: &[(Receipt, Answer)]) -> Result<(), Unavailable>;
 
-    /// Refuses a delivery for good; the broker drops it or dead-letters it, by its own configuration.
-    async fn reject(&self, received: &Received) -> Result<(), Unavailable>;
+    /// Keeps deliveries for another [`Subscription::lease`]. Default, for brokers that hold them as long as the session lasts.
+    async fn extend(&self, receipts: &[Receipt]) -> Result<(), Unavailable> {
+        let _ = receipts;
+        Ok(())
+    }
+
+    /// Ends the session: what is not settled goes back to the broker, in the order of the source where the broker has one.
+    async fn close(&self);
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use postroom::{BoxError, MessageId, Subscription};
+use postroom::{Answer, Arrival, Bound, BoxError, MessageId, Receipt, Subscription};
 use postroom_brokers::rabbitmq::{Binding, RabbitmqSubscription, RabbitmqSubscriptionOptions};
 use tokio::task::JoinHandle;
 
@@ -59,17 +59,23 @@ impl Audit {
 
 async fn read(subscription: RabbitmqSubscription, log: Arc<Mutex<Log>>) {
     loop {
-        match subscription.receive().await {
-            Ok(received) => {
+        match subscription.receive(Bound { messages: 100, bytes: 1 << 20 }).await {
+            Ok(Arrival::Messages(received)) => {
+                let acks: Vec<(Receipt, Answer)> =
+                    received.iter().map(|received| (received.receipt, Answer::Ack)).collect();
                 {
                     let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
-                    log.ids.push(received.message.id);
-                    log.distinct.insert(received.message.id);
+                    for received in received {
+                        log.ids.push(received.message.id);
+                        log.distinct.insert(received.message.id);
+                    }
                 }
-                if let Err(error) = subscription.ack(&received).await {
+                if let Err(error) = subscription.settle(&acks).await {
                     eprintln!("orders: the audit queue: {error}");
                 }
             }
+            // Queues are handed out whole.
+            Ok(Arrival::Revoked(_)) => {}
             Err(error) => {
                 eprintln!("orders: the audit queue: {error}");
                 tokio::time::sleep(Duration::from_secs(1)).await;

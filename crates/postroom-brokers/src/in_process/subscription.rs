@@ -1,7 +1,7 @@
 //! Receiving from a queue of the in-process broker.
 
 use async_trait::async_trait;
-use postroom::{Received, Subscription, Unavailable};
+use postroom::{Answer, Arrival, Bound, Partition, Receipt, Received, Subscription, Unavailable};
 
 use super::{InProcessBroker, Stopped, Waiting, remember};
 
@@ -18,32 +18,46 @@ impl InProcessSubscription {
         Self { broker, queue, session, prefetch: prefetch.max(1) }
     }
 
-    fn try_receive(&self) -> Result<Option<Received>, Unavailable> {
-        let mut state = self.broker.state();
+    fn try_receive(&self, max: Bound) -> Result<Vec<Received>, Unavailable> {
+        let mut guard = self.broker.state();
+        let state = &mut *guard;
+        let mut received: Vec<Received> = Vec::new();
         if state.stopped {
-            return Ok(None);
+            return Ok(received);
         }
-        let tag = state.next_tag;
         let unknown = || Unavailable::new(format!("queue {:?} of the in-process broker", self.queue), Stopped);
         let queue = state.queues.get_mut(&self.queue).ok_or_else(unknown)?;
-        if queue.unacked.values().filter(|(session, _)| *session == self.session).count() >= self.prefetch {
-            return Ok(None);
+        let held = queue.unacked.values().filter(|(session, _)| *session == self.session).count();
+        let room = self.prefetch.saturating_sub(held).min(max.messages);
+        let mut bytes = 0usize;
+        while received.len() < room && bytes < max.bytes {
+            let Some(Waiting { message, redelivered }) = queue.ready.pop_front() else { break };
+            bytes = bytes.saturating_add(message.payload.len());
+            queue.unacked.insert(state.next_tag, (self.session, message.clone()));
+            remember(&mut state.handed_out, message.id);
+            let receipt = Receipt::new(self.session, state.next_tag);
+            state.next_tag += 1;
+            received.push(Received {
+                receipt,
+                partition: Partition::default(),
+                redelivered,
+                id: Some(message.id),
+                message,
+            });
         }
-        let Some(Waiting { message, redelivered }) = queue.ready.pop_front() else { return Ok(None) };
-        queue.unacked.insert(tag, (self.session, message.clone()));
-        state.next_tag += 1;
-        remember(&mut state.handed_out, message.id);
-        Ok(Some(Received { tag, session: self.session, redelivered, id: Some(message.id), message }))
+        Ok(received)
     }
 
-    /// Takes a delivery out of the unsettled ones, and puts it back to the front of the queue where `again` says so.
-    fn settle(&self, received: &Received, again: bool) {
+    /// Puts back to the front of the queue, in its order, what is not settled.
+    fn give_back(&self) {
         let mut state = self.broker.state();
-        if let Some(queue) = state.queues.get_mut(&self.queue)
-            && let Some((_, message)) = queue.unacked.remove(&received.tag)
-            && again
-        {
-            queue.ready.push_front(Waiting { message, redelivered: true });
+        if let Some(queue) = state.queues.get_mut(&self.queue) {
+            let (mine, others): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut queue.unacked).into_iter().partition(|(_, (session, _))| *session == self.session);
+            queue.unacked = others.into_iter().collect();
+            for (_, (_, message)) in mine.into_iter().rev() {
+                queue.ready.push_front(Waiting { message, redelivered: true });
+            }
         }
         drop(state);
         self.broker.0.arrived.notify_waiters();
@@ -60,47 +74,43 @@ impl Subscription for InProcessSubscription {
         format!("queue {:?}", self.queue)
     }
 
-    async fn receive(&self) -> Result<Received, Unavailable> {
+    async fn receive(&self, max: Bound) -> Result<Arrival, Unavailable> {
         loop {
             let arrived = self.broker.0.arrived.notified();
             tokio::pin!(arrived);
             // Registered before the look, so that no arrival falls between the two.
             arrived.as_mut().enable();
-            if let Some(received) = self.try_receive()? {
-                return Ok(received);
+            let received = self.try_receive(max)?;
+            if !received.is_empty() {
+                return Ok(Arrival::Messages(received));
             }
             arrived.await;
         }
     }
 
-    async fn ack(&self, received: &Received) -> Result<(), Unavailable> {
-        self.settle(received, false);
+    async fn settle(&self, answers: &[(Receipt, Answer)]) -> Result<(), Unavailable> {
+        let mut state = self.broker.state();
+        if let Some(queue) = state.queues.get_mut(&self.queue) {
+            for (receipt, answer) in answers.iter().filter(|(receipt, _)| receipt.session() == self.session) {
+                if let Some((_, message)) = queue.unacked.remove(&receipt.number())
+                    && *answer == Answer::Requeue
+                {
+                    queue.ready.push_front(Waiting { message, redelivered: true });
+                }
+            }
+        }
+        drop(state);
+        self.broker.0.arrived.notify_waiters();
         Ok(())
     }
 
-    async fn requeue(&self, received: &Received) -> Result<(), Unavailable> {
-        self.settle(received, true);
-        Ok(())
-    }
-
-    async fn reject(&self, received: &Received) -> Result<(), Unavailable> {
-        self.settle(received, false);
-        Ok(())
+    async fn close(&self) {
+        self.give_back();
     }
 }
 
 impl Drop for InProcessSubscription {
     fn drop(&mut self) {
-        let mut state = self.broker.state();
-        if let Some(queue) = state.queues.get_mut(&self.queue) {
-            let (mine, others): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut queue.unacked).into_iter().partition(|(_, (session, _))| *session == self.session);
-            queue.unacked = others.into_iter().collect();
-            for (_, (_, message)) in mine.into_iter().rev() {
-                queue.ready.push_front(Waiting { message, redelivered: true });
-            }
-        }
-        drop(state);
-        self.broker.0.arrived.notify_waiters();
+        self.give_back();
     }
 }

@@ -14,7 +14,7 @@ use lapin::options::{
 };
 use lapin::types::{FieldTable, ShortString};
 use lapin::{Channel, Connection, Consumer, ExchangeKind};
-use postroom::{Received, Subscription, Unavailable, redact_url};
+use postroom::{Answer, Arrival, Bound, Partition, Receipt, Received, Subscription, Unavailable, redact_url};
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
@@ -97,7 +97,7 @@ pub struct RabbitmqSubscription {
     options: RabbitmqSubscriptionOptions,
     exclusive: bool,
     /// Only `receive` waits on this one.
-    consumer: Mutex<Option<Consumer>>,
+    consumer: Mutex<Option<Consuming>>,
     session: StdMutex<Session>,
 }
 
@@ -127,7 +127,7 @@ impl RabbitmqSubscription {
     pub async fn connect(&self) -> Result<(), Unavailable> {
         let mut slot = self.consumer.lock().await;
         if slot.is_none() {
-            *slot = Some(self.subscribe().await?);
+            *slot = Some(Consuming { consumer: self.subscribe().await?, failed: None });
         }
         Ok(())
     }
@@ -212,13 +212,31 @@ impl RabbitmqSubscription {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The channel that a delivery came on, if it is still the current one: a tag means nothing on another.
-    fn channel_of(&self, received: &Received) -> Result<Channel, Unavailable> {
+    /// The channel of this session, if it is still the current one: a tag means nothing on another.
+    fn channel_of(&self, number: u64) -> Result<Channel, Unavailable> {
         let session = self.session();
         match &session.channel {
-            Some(channel) if session.number == received.session => Ok(channel.clone()),
+            Some(channel) if session.number == number => Ok(channel.clone()),
             _ => Err(self.unavailable("the connection that the message came on is gone; it comes again")),
         }
+    }
+
+    fn received(&self, delivery: Delivery) -> Received {
+        let receipt = Receipt::new(self.session().number, delivery.delivery_tag);
+        let redelivered = delivery.redelivered;
+        let (id, message) = properties::from_delivery(delivery);
+        Received { receipt, partition: Partition::default(), redelivered, id, message }
+    }
+
+    async fn answer(&self, receipt: Receipt, answer: Answer) -> Result<(), Unavailable> {
+        let channel = self.channel_of(receipt.session())?;
+        let tag = receipt.number();
+        let answered = match answer {
+            Answer::Ack => channel.basic_ack(tag, BasicAckOptions::default()).await,
+            Answer::Requeue => channel.basic_nack(tag, BasicNackOptions { requeue: true, ..Default::default() }).await,
+            Answer::Reject => channel.basic_nack(tag, BasicNackOptions { requeue: false, ..Default::default() }).await,
+        };
+        answered.map_err(|error| self.unavailable(error))
     }
 }
 
@@ -269,48 +287,60 @@ impl Subscription for RabbitmqSubscription {
         format!("queue {:?}", self.options.queue)
     }
 
-    async fn receive(&self) -> Result<Received, Unavailable> {
+    async fn receive(&self, max: Bound) -> Result<Arrival, Unavailable> {
         let mut slot = self.consumer.lock().await;
-        let consumer = match slot.as_mut() {
-            Some(consumer) => consumer,
-            None => slot.insert(self.subscribe().await?),
-        };
-        let next: Option<Result<Delivery, lapin::Error>> = consumer.next().await;
-        match next {
-            Some(Ok(delivery)) => {
-                let session = self.session().number;
-                let (tag, redelivered) = (delivery.delivery_tag, delivery.redelivered);
-                let (id, message) = properties::from_delivery(delivery);
-                Ok(Received { tag, session, redelivered, id, message })
+        if slot.as_ref().is_some_and(|consuming| consuming.failed.is_some()) {
+            // Left in its place until it is over, so that a call that is dropped here leaves it to the next one.
+            self.leave().await;
+            let failed = slot.take().and_then(|consuming| consuming.failed);
+            return Err(failed.unwrap_or_else(|| self.unavailable("the consumer failed")));
+        }
+        if slot.is_none() {
+            *slot = Some(Consuming { consumer: self.subscribe().await?, failed: None });
+        }
+        let Some(consuming) = slot.as_mut() else { return Err(self.unavailable("there is no consumer")) };
+        let mut next = consuming.consumer.next().await;
+        // Nothing is awaited while messages are in hand: a call that is dropped has taken none.
+        let (mut received, mut bytes) = (Vec::new(), 0usize);
+        loop {
+            match next {
+                Some(Ok(delivery)) => {
+                    bytes = bytes.saturating_add(delivery.data.len());
+                    received.push(self.received(delivery));
+                }
+                Some(Err(error)) => consuming.failed = Some(self.unavailable(error)),
+                None => consuming.failed = Some(self.unavailable("the consumer was cancelled")),
             }
-            Some(Err(error)) => {
-                self.leave().await;
-                *slot = None;
-                Err(self.unavailable(error))
+            if consuming.failed.is_some() || received.len() >= max.messages || bytes >= max.bytes {
+                break;
             }
-            None => {
-                self.leave().await;
-                *slot = None;
-                Err(self.unavailable("the consumer was cancelled"))
+            match consuming.consumer.next().now_or_never() {
+                Some(more) => next = more,
+                None => break,
             }
         }
+        if !received.is_empty() {
+            return Ok(Arrival::Messages(received));
+        }
+        self.leave().await;
+        let failed = slot.take().and_then(|consuming| consuming.failed);
+        Err(failed.unwrap_or_else(|| self.unavailable("the consumer failed")))
     }
 
-    async fn ack(&self, received: &Received) -> Result<(), Unavailable> {
-        let channel = self.channel_of(received)?;
-        let acked = channel.basic_ack(received.tag, BasicAckOptions::default()).await;
-        acked.map_err(|error| self.unavailable(error))
+    async fn settle(&self, answers: &[(Receipt, Answer)]) -> Result<(), Unavailable> {
+        // Each is put into the connection's buffer at once; together they leave in few packets.
+        let answers = answers.iter().map(|(receipt, answer)| self.answer(*receipt, *answer));
+        futures_util::future::join_all(answers).await.into_iter().collect()
     }
 
-    async fn requeue(&self, received: &Received) -> Result<(), Unavailable> {
-        let channel = self.channel_of(received)?;
-        let options = BasicNackOptions { requeue: true, ..Default::default() };
-        channel.basic_nack(received.tag, options).await.map_err(|error| self.unavailable(error))
+    async fn close(&self) {
+        self.leave().await;
+        *self.consumer.lock().await = None;
     }
+}
 
-    async fn reject(&self, received: &Received) -> Result<(), Unavailable> {
-        let channel = self.channel_of(received)?;
-        let options = BasicNackOptions { requeue: false, ..Default::default() };
-        channel.basic_nack(received.tag, options).await.map_err(|error| self.unavailable(error))
-    }
+struct Consuming {
+    consumer: Consumer,
+    /// Why it ended; told with the next call, since messages came before.
+    failed: Option<Unavailable>,
 }

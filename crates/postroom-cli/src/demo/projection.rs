@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use postroom::{Consumer, Received, Subscription, Unavailable};
+use postroom::{Answer, Arrival, Bound, Consumer, Receipt, Subscription, Unavailable};
 use postroom_consumer::{Handle, HandlerError, Handlers, Incoming, Receiver};
 use postroom_sqlite::{Sqlite, SqliteSession, SqliteTransaction, connect};
 use rusqlite::params;
@@ -73,25 +73,21 @@ struct DiesAtAck<S> {
 
 #[async_trait]
 impl<S: Subscription> Subscription for DiesAtAck<S> {
-    async fn receive(&self) -> Result<Received, Unavailable> {
-        self.subscription.receive().await
+    async fn receive(&self, max: Bound) -> Result<Arrival, Unavailable> {
+        self.subscription.receive(max).await
     }
 
-    async fn ack(&self, received: &Received) -> Result<(), Unavailable> {
+    async fn settle(&self, answers: &[(Receipt, Answer)]) -> Result<(), Unavailable> {
         let crash = self.crash.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(crash) = crash {
             let _ = crash.send(());
             // Dead: the ack is never sent; the demo ends this consumer.
             std::future::pending::<()>().await;
         }
-        self.subscription.ack(received).await
+        self.subscription.settle(answers).await
     }
 
-    async fn requeue(&self, received: &Received) -> Result<(), Unavailable> {
-        self.subscription.requeue(received).await
-    }
-
-    async fn reject(&self, received: &Received) -> Result<(), Unavailable> {
-        self.subscription.reject(received).await
+    async fn close(&self) {
+        self.subscription.close().await;
     }
 }

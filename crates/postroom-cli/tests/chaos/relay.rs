@@ -22,6 +22,8 @@ pub const CRASH_POINTS: &[&str] = &[
     "renew.after",
     "give_back.after",
     "release.before",
+    "keep.written",
+    "keep.committed",
 ];
 
 pub struct Relay {

@@ -196,7 +196,7 @@ async fn a_route_and_an_inbox_that_panic_are_started_again_and_lose_nothing_and_
     );
     std::fs::write(&config, text).unwrap();
     let log = dir.join("run.log");
-    let running = Running::start(&config, &log, "publish=orders.placed:40,consume.effect:5");
+    let running = Running::start(&config, &log, "publish=orders.placed:40,keep.written:5");
     // The queue is bound when the inbox is filled for the first time.
     until(&client, "select count(*) = 1 from postroom.inbox_fillers").await;
     while postroom_testkit::rabbitmq::exists(&rabbitmq, &format!("billing-{exchange}")).await.is_none() {

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use postroom::{
-    Admitted, Consumer, ConsumerStore, FillerStore, Keep, Message, Session, Subscription, Tenure, Transactions,
+    Admitted, Consumer, ConsumerStore, FillerStore, Keep, Message, Session, SessionKeeper, Subscription, Tenure,
+    Transactions,
 };
 use postroom_brokers::in_process::InProcessBroker;
-use postroom_consumer::{Filler, ReceiveCounters};
+use postroom_consumer::{FillCounters, Filler};
 use postroom_postgres::{Connector, Postgres, PostgresSession, SqlxPostgres, SqlxSession};
 use postroom_sqlite::{Sqlite, SqliteSession};
 use postroom_testkit::postgres::Database;
@@ -158,7 +159,7 @@ async fn take_patiently(session: &mut PostgresSession) -> Option<Tenure> {
 /// A filler of the queue `q`, and how often it subscribed.
 struct Filling {
     stop: watch::Sender<bool>,
-    task: JoinHandle<ReceiveCounters>,
+    task: JoinHandle<FillCounters>,
     subscribed: Arc<AtomicUsize>,
 }
 
@@ -178,7 +179,8 @@ impl Filling {
             count.fetch_add(1, Ordering::SeqCst);
             Ok(Arc::new(broker.subscribe("q", 100)) as Arc<dyn Subscription>)
         };
-        let filler = Filler::<F>::new(subscribe, billing(), owner, open).lease(Duration::from_secs(1));
+        let filler =
+            Filler::new(subscribe, SessionKeeper::<F>::new(billing(), open), owner).lease(Duration::from_secs(1));
         let stopped = async move {
             let _ = stopped.wait_for(|stopped| *stopped).await;
         };
@@ -200,7 +202,7 @@ impl Filling {
         self.subscribed.load(Ordering::SeqCst)
     }
 
-    async fn stop(self) -> ReceiveCounters {
+    async fn stop(self) -> FillCounters {
         self.stop.send(true).unwrap();
         self.task.await.unwrap()
     }

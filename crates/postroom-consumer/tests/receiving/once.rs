@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use postroom::{Admission, Consumer, Message, MessageId, Received, Subscription, Unavailable};
+use postroom::{Admission, Answer, Arrival, Bound, Consumer, Message, MessageId, Receipt, Subscription, Unavailable};
 use postroom_brokers::in_process::InProcessSubscription;
 use postroom_postgres::Postgres;
 use postroom_sqlite::Sqlite;
@@ -20,21 +20,17 @@ struct DiesAtAck {
 
 #[async_trait]
 impl Subscription for DiesAtAck {
-    async fn receive(&self) -> Result<Received, Unavailable> {
-        self.subscription.receive().await
+    async fn receive(&self, max: Bound) -> Result<Arrival, Unavailable> {
+        self.subscription.receive(max).await
     }
 
-    async fn ack(&self, _: &Received) -> Result<(), Unavailable> {
+    async fn settle(&self, _: &[(Receipt, Answer)]) -> Result<(), Unavailable> {
         self.died.notify_one();
         std::future::pending().await
     }
 
-    async fn requeue(&self, received: &Received) -> Result<(), Unavailable> {
-        self.subscription.requeue(received).await
-    }
-
-    async fn reject(&self, received: &Received) -> Result<(), Unavailable> {
-        self.subscription.reject(received).await
+    async fn close(&self) {
+        self.subscription.close().await;
     }
 }
 

@@ -3,11 +3,12 @@
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use postroom::{Batch, Message, MessageId, Sink, Subscription, Verdict};
+use postroom::{Answer, Batch, Message, MessageId, Receipt, Sink, Subscription, Verdict};
 use postroom_brokers::rabbitmq::{
     Binding, RabbitmqOptions, RabbitmqSink, RabbitmqSubscription, RabbitmqSubscriptionOptions,
 };
 use postroom_testkit::chance::Chance;
+use postroom_testkit::conformance::subscription::one;
 use postroom_testkit::postgres::Database;
 use postroom_testkit::rabbitmq::AuditQueue;
 use postroom_testkit::services::RabbitServer;
@@ -201,10 +202,9 @@ async fn a_cancelled_consumer_and_a_closed_channel_are_recovered_from() {
     })
     .unwrap();
     publish_all(&sink, &[told("a", "3"), told("a", "4")]).await;
-    let first = subscription.receive().await.unwrap();
-    let mut wrong = first.clone();
-    wrong.tag = 4711;
-    let _ = subscription.ack(&wrong).await;
+    let first = one(&subscription).await.unwrap();
+    let wrong = Receipt::new(first.receipt.session(), 4711);
+    let _ = subscription.settle(&[(wrong, Answer::Ack)]).await;
     let running = Running::start(receiver_on(database.url(), subscription, as_told()));
     until(&client, "select count(*) = 4 from done").await;
     running.stop().await;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use postroom::{Consumer, MessageId, Subscription};
+use postroom::{Consumer, MessageId, SessionKeeper, Subscription};
 use postroom_brokers::in_process::InProcessBroker;
-use postroom_consumer::{Filler, ReceiveCounters};
-use postroom_postgres::{Connector, PostgresSession};
+use postroom_consumer::{FillCounters, Filler};
+use postroom_postgres::{Connector, Postgres, PostgresSession};
 use postroom_testkit::postgres::Database;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -16,11 +16,11 @@ use crate::setup::{assert_once, broker, done, postgres, publish, told, until};
 
 struct Keeping {
     stop: oneshot::Sender<()>,
-    task: JoinHandle<ReceiveCounters>,
+    task: JoinHandle<FillCounters>,
 }
 
 impl Keeping {
-    async fn stop(self) -> ReceiveCounters {
+    async fn stop(self) -> FillCounters {
         self.stop.send(()).unwrap();
         self.task.await.unwrap()
     }
@@ -30,7 +30,7 @@ fn keeping(database: &Database, broker: &InProcessBroker) -> Keeping {
     let (connector, broker) = (Connector::new(database.url()).unwrap(), broker.clone());
     let open = move || PostgresSession::new(connector.clone());
     let subscribe = move || Ok(Arc::new(broker.subscribe("q", 100)) as Arc<dyn Subscription>);
-    let filler = Filler::new(subscribe, Consumer::new("billing").unwrap(), "one", open);
+    let filler = Filler::new(subscribe, SessionKeeper::<Postgres>::new(Consumer::new("billing").unwrap(), open), "one");
     let (stop, stopped) = oneshot::channel::<()>();
     let task = tokio::spawn(async move {
         let stopped = async move {

@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use postroom::{
-    Cause, Consumer, DeadDeed, DeadFilter, Deed, Message, Operator, Received, Side, Subscription, UNREADABLE_HEADER,
-    Unavailable,
+    Answer, Arrival, Bound, Cause, Consumer, DeadDeed, DeadFilter, Deed, Message, Operator, Receipt, SessionKeeper,
+    Side, Subscription, UNREADABLE_HEADER, Unavailable,
 };
 use postroom_brokers::in_process::{InProcessBroker, InProcessSubscription};
-use postroom_consumer::{Filler, ReceiveCounters};
+use postroom_consumer::{FillCounters, Filler};
 use postroom_postgres::{Connector, PostgresSession};
 use postroom_sqlite::SqliteSession;
 use postroom_testkit::postgres::Database;
@@ -28,24 +28,23 @@ impl Subscription for Foreign {
         self.0.origin()
     }
 
-    async fn receive(&self) -> Result<Received, Unavailable> {
-        let mut received = self.0.receive().await?;
-        if received.message.topic == "foreign" {
-            received.id = None;
+    async fn receive(&self, max: Bound) -> Result<Arrival, Unavailable> {
+        let mut arrival = self.0.receive(max).await?;
+        if let Arrival::Messages(received) = &mut arrival {
+            for received in received.iter_mut().filter(|received| received.message.topic == "foreign") {
+                received.id = None;
+            }
         }
-        Ok(received)
+        Ok(arrival)
     }
 
-    async fn ack(&self, received: &Received) -> Result<(), Unavailable> {
-        self.0.ack(received).await
+    async fn settle(&self, answers: &[(Receipt, Answer)]) -> Result<(), Unavailable> {
+        assert!(answers.iter().all(|(_, answer)| *answer != Answer::Reject), "the broker would drop it");
+        self.0.settle(answers).await
     }
 
-    async fn requeue(&self, received: &Received) -> Result<(), Unavailable> {
-        self.0.requeue(received).await
-    }
-
-    async fn reject(&self, _: &Received) -> Result<(), Unavailable> {
-        panic!("the broker would drop it");
+    async fn close(&self) {
+        self.0.close().await;
     }
 }
 
@@ -71,22 +70,23 @@ fn deed() -> Deed {
 
 struct Filling {
     stop: oneshot::Sender<()>,
-    task: JoinHandle<ReceiveCounters>,
+    task: JoinHandle<FillCounters>,
 }
 
 impl Filling {
-    async fn stop(self) -> ReceiveCounters {
+    async fn stop(self) -> FillCounters {
         self.stop.send(()).unwrap();
         self.task.await.unwrap()
     }
 }
 
 macro_rules! filling {
-    ($broker:expr, $open:expr) => {{
+    ($broker:expr, $store:ty, $open:expr) => {{
         let (stop, stopped) = oneshot::channel::<()>();
         let broker: InProcessBroker = $broker.clone();
         let subscribe = move || Ok(Arc::new(Foreign(broker.subscribe("q", 100))) as Arc<dyn Subscription>);
-        let filler = Filler::new(subscribe, Consumer::new("totals").unwrap(), "one", $open);
+        let filler =
+            Filler::new(subscribe, SessionKeeper::<$store>::new(Consumer::new("totals").unwrap(), $open), "one");
         let task = tokio::spawn(async move {
             let stopped = async move {
                 let _ = stopped.await;
@@ -99,7 +99,7 @@ macro_rules! filling {
 
 fn filling(database: &Database, broker: &InProcessBroker) -> Filling {
     let connector = Connector::new(database.url()).unwrap();
-    filling!(broker, move || PostgresSession::new(connector.clone()))
+    filling!(broker, postroom_postgres::Postgres, move || PostgresSession::new(connector.clone()))
 }
 
 async fn settled(broker: &InProcessBroker) {
@@ -187,7 +187,7 @@ async fn a_file_keeps_them_as_dead_too() {
         let path = path.clone();
         move || SqliteSession::new(&path)
     };
-    let running = filling!(broker, open);
+    let running = filling!(broker, postroom_sqlite::Sqlite, open);
     settled(&broker).await;
     let counters = running.stop().await;
     assert_eq!((counters.kept, counters.dead), (3, 5), "{counters:?}");

@@ -1,0 +1,131 @@
+//! Fills an inbox for applications that take messages from the store: of all processes that do it for one consumer, one at a
+//! time, the others stand by.
+
+mod keeping;
+mod lease;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use postroom::{BoxError, Keeper, Subscription};
+use tokio::sync::watch;
+
+use keeping::{Ended, Keeping};
+use lease::Lease;
+
+/// What a filler has seen. Every delivery is counted once.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct FillCounters {
+    /// Kept in the inbox table.
+    pub kept: u64,
+    /// Were there before, or handled.
+    pub duplicates: u64,
+    /// Kept as dead ones, because they cannot be kept among those that wait.
+    pub dead: u64,
+    /// Given back to the broker.
+    pub requeued: u64,
+    /// Not kept, since another process fills the inbox now; the broker delivers them to that one.
+    pub fenced: u64,
+}
+
+/// Why a filler stopped by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum FillerFailed {
+    /// A fault of the runtime itself.
+    #[error("receive")]
+    Worker(#[source] tokio::task::JoinError),
+    /// There is nothing to receive from.
+    #[error("subscribe")]
+    Subscribe(#[source] BoxError),
+}
+
+type Subscribe = dyn Fn() -> Result<Arc<dyn Subscription>, BoxError> + Send + Sync;
+
+/// Keeps every message of a queue in the store, once and in the order of the queue, for applications that take them from
+/// there with `postroom.inbox_take`.
+///
+/// Start as many as you like for one consumer: one fills, by a lease in the store, and the others stand by. It is subscribed
+/// to the broker only while it holds the lease, and whatever it keeps is fenced by the lease's epoch, so one that hung and
+/// comes back keeps nothing. Order over a change of hands needs a broker that delivers to one subscription at a time: then
+/// what the last filler had not acked comes first.
+pub struct Filler {
+    subscribe: Box<Subscribe>,
+    keeper: Arc<dyn Keeper>,
+    owner: String,
+    lease: Duration,
+}
+
+impl Filler {
+    /// A filler named `owner`, which is no other process's name. `subscribe` makes a new subscription for each time that this
+    /// one fills; when it is closed, the broker has back what it did not ack.
+    pub fn new(
+        subscribe: impl Fn() -> Result<Arc<dyn Subscription>, BoxError> + Send + Sync + 'static,
+        keeper: Arc<dyn Keeper>,
+        owner: impl Into<String>,
+    ) -> Self {
+        let lease = Duration::from_secs(15);
+        Self { subscribe: Box::new(subscribe), keeper, owner: owner.into(), lease }
+    }
+
+    /// How long the inbox stays with this filler after its last renewal; 15 s, at least 1 s.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease.clamp(Duration::from_secs(1), Duration::from_secs(365 * 24 * 3600));
+        self
+    }
+
+    /// Runs until `stop` resolves: then what is in work is finished, and the inbox is given back at once. A broker or a store
+    /// that cannot be reached is tried again.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<FillCounters, FillerFailed> {
+        let mut counters = FillCounters::default();
+        let lease = Lease { keeper: self.keeper.as_ref(), owner: &self.owner, length: self.lease };
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let tenure = tokio::select! {
+                biased;
+                () = &mut stop => return Ok(counters),
+                tenure = lease.stand_by() => tenure,
+            };
+            let subscription = match (self.subscribe)() {
+                Ok(subscription) => subscription,
+                Err(error) => {
+                    lease.leave(&tenure).await;
+                    return Err(FillerFailed::Subscribe(error));
+                }
+            };
+            let (ending, ended) = watch::channel(false);
+            let keeping = Keeping::new(subscription, self.keeper.clone(), tenure.clone(), ended);
+            let mut keeping = Box::pin(keeping.run(&mut counters));
+            let (mut stopping, mut lost) = (false, false);
+            let end = {
+                let mut holding = std::pin::pin!(lease.hold(&tenure));
+                loop {
+                    tokio::select! {
+                        biased;
+                        end = &mut keeping => break end,
+                        () = &mut stop, if !stopping => {
+                            stopping = true;
+                            let _ = ending.send(true);
+                        }
+                        () = &mut holding, if !lost => {
+                            lost = true;
+                            let _ = ending.send(true);
+                        }
+                    }
+                }
+            };
+            drop(keeping);
+            match end {
+                Ok(Ended::Stopped | Ended::Fenced) => {}
+                Err(failed) => {
+                    lease.leave(&tenure).await;
+                    return Err(failed);
+                }
+            }
+            if stopping {
+                lease.leave(&tenure).await;
+                return Ok(counters);
+            }
+        }
+    }
+}
