@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use futures_util::future::try_join_all;
 use postroom::{MessageId, Store, Wake};
 use postroom_consumer::{FillCounters, Filler};
 use postroom_relay::{Relay, Summary};
@@ -31,14 +32,20 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     // From here on a signal is a stop; before the lanes are taken it ends at once.
     wait_for_signals(stop)?;
     let config = Arc::new(config);
-    let (mut relays, mut wakes) = (Vec::new(), Vec::new());
-    for (index, Routed { route, .. }) in config.routes.iter().enumerate() {
-        let wake = Wake::new();
-        wakes.push(wake.clone());
-        let (config, store) = (config.clone(), store.clone());
-        let start = Start { config, store, index, owner: owner.clone(), wake, unique, stopped: stopped.clone() };
-        // Opened here the first time: what is wrong from the start ends the program.
-        let first = start.open(0).await?;
+    let wakes: Vec<Wake> = config.routes.iter().map(|_| Wake::new()).collect();
+    let starts = wakes.iter().enumerate().map(|(index, wake)| {
+        let (config, store, wake) = (config.clone(), store.clone(), wake.clone());
+        Start { config, store, index, owner: owner.clone(), wake, unique, stopped: stopped.clone() }
+    });
+    let starts: Vec<Start> = starts.collect();
+    // What is wrong from the start ends the program; a store that is away does not.
+    let opened = tokio::select! {
+        biased;
+        opened = try_join_all(starts.iter().map(|start| start.open(0))) => opened?,
+        () = stop_of(stopped.clone()) => return Ok(()),
+    };
+    let mut relays = Vec::new();
+    for ((Routed { route, .. }, start), first) in config.routes.iter().zip(starts).zip(opened) {
         let first = start.clone().relay(first);
         relays.push(supervise(format!("route {}", route.name), stopped.clone(), first, move |restart| {
             let start = start.clone();
@@ -169,7 +176,7 @@ fn wait_for_signals(stop: watch::Sender<bool>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// For those who wait for the start: one line, once every route is registered.
+/// For those who wait for the start: one line, once every route is registered, or known to wait for its store.
 fn announce(config: &Config, owner: &str) {
     let (routes, inboxes) = (config.routes.len(), config.inboxes.len());
     let inboxes = if inboxes == 0 { String::new() } else { format!(" and {inboxes} inbox(es)") };

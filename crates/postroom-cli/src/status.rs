@@ -46,13 +46,14 @@ fn table(shown: &str, status: &StoreStatus) -> String {
 }
 
 fn row(route: &RouteStatus) -> [String; 8] {
+    let counted = |count: i64, is_bound: bool| format!("{count}{}", if is_bound { "+" } else { "" });
     [
         route.route.clone(),
-        format!("{}{}", route.backlog, if route.backlog_is_bound { "+" } else { "" }),
+        counted(route.backlog, route.backlog_is_bound),
         route.oldest_unsent_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.1} s")),
-        route.parked.to_string(),
-        route.scheduled.to_string(),
-        route.dead.to_string(),
+        counted(route.parked, route.parked_is_bound),
+        counted(route.scheduled, route.scheduled_is_bound),
+        counted(route.dead, route.dead_is_bound),
         format!("{}/{}", route.lanes_held, route.lanes),
         if route.relays.is_empty() { "nobody".to_owned() } else { route.relays.join(", ") },
     ]

@@ -1,7 +1,7 @@
 //! One PostgreSQL database: what a program that is configured with one holds on to.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
@@ -13,14 +13,53 @@ use postroom::{
 use crate::Postgres;
 use crate::connect::{Connector, InvalidUrl};
 use crate::inbox::PostgresSession;
+use crate::link::{Link, Server};
 use crate::log::{Listener, LogSource};
 use crate::{migrate, operate};
 
 /// A PostgreSQL database with postroom's schema in it, or one that is to get it. Clones share it.
-#[derive(Debug, Clone)]
+///
+/// All sources of a database share its connections: at most eleven, however many routes there are, and four where there is one.
+/// Operators' calls open one each.
+#[derive(Clone)]
 pub struct Database {
     connector: Arc<Connector>,
+    links: Arc<Links>,
 }
+
+impl std::fmt::Debug for Database {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Database").field(&self.connector).finish()
+    }
+}
+
+/// What the sources of one database share.
+pub(crate) struct Links {
+    pub server: Arc<Server>,
+    /// Reads; writes nothing that may not be lost.
+    pub claims: Link,
+    /// Positions, parked messages and dead letters: durable, so that a crash of the server repeats no more than a crash of the relay.
+    pub writes: Link,
+    /// Renewals never wait behind anything else.
+    pub leases: Link,
+    /// Putting positions right, for all routes at once; without our usual deadlines. And when it was tried last.
+    pub repairs: Link,
+    pub repair: tokio::sync::Mutex<Repair>,
+}
+
+/// When positions may be put right again.
+#[derive(Debug, Default)]
+pub(crate) struct Repair {
+    /// Not before then, and how long that pause is: a transaction was in the way.
+    pub pause: Option<(Instant, Duration)>,
+}
+
+/// A read sorts its rows with what is stored in them, up to 2 KB each; larger payloads are beside the table. With the usual 4 MB a
+/// window of 8,000 messages of 1 KB would be sorted on the disk.
+const CLAIM_SETTINGS: &str = "-c synchronous_commit=off -c work_mem=32MB";
+const CLAIM_CONNECTIONS_MAX: usize = 4;
+const WRITE_CONNECTIONS_MAX: usize = 4;
+const LEASE_CONNECTIONS_MAX: usize = 2;
 
 impl Database {
     /// Reads a `postgres://` URL as [`Connector::new`] does; connects to nothing.
@@ -30,7 +69,21 @@ impl Database {
 
     /// The database that this connector leads to.
     pub fn of(connector: Connector) -> Self {
-        Self { connector: Arc::new(connector) }
+        let (connector, server) = (Arc::new(connector), Arc::new(Server::default()));
+        let link = |settings, connections_max| Link::new(connector.clone(), server.clone(), settings, connections_max);
+        let links = Links {
+            claims: link(CLAIM_SETTINGS, CLAIM_CONNECTIONS_MAX),
+            writes: link("", WRITE_CONNECTIONS_MAX),
+            leases: link("", LEASE_CONNECTIONS_MAX),
+            repairs: link("", 1),
+            repair: tokio::sync::Mutex::default(),
+            server: server.clone(),
+        };
+        Self { links: Arc::new(links), connector }
+    }
+
+    pub(crate) fn links(&self) -> &Arc<Links> {
+        &self.links
     }
 
     /// Opens connections to it.

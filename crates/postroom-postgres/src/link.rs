@@ -1,10 +1,11 @@
-//! One connection that is opened when it is needed and again after it broke.
+//! Connections that are opened when they are needed and again after they broke.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use postroom::StoreError;
+use postroom::{BoxError, StoreError};
+use tokio::sync::Semaphore;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, SimpleQueryMessage, Statement};
 
@@ -31,7 +32,7 @@ const IDENTITY_SQL: &str =
        from pg_control_system() s, pg_control_checkpoint() c, pg_database d
       where d.datname = current_database()";
 
-/// The server that the links of one source talk to. Each new incarnation is a new generation; what was learnt under an
+/// The server that the links of one database talk to. Each new incarnation is a new generation; what was learnt under an
 /// older one must not be used any more.
 #[derive(Debug, Default)]
 pub(crate) struct Server(Mutex<Incarnation>);
@@ -40,6 +41,8 @@ pub(crate) struct Server(Mutex<Incarnation>);
 struct Incarnation {
     identity: Option<String>,
     generation: u64,
+    /// Which rows the positions belong to, as they were seen last.
+    positions: Option<i64>,
 }
 
 impl Server {
@@ -59,9 +62,24 @@ impl Server {
         known.generation
     }
 
+    /// Notes whose positions a look found, which was asked under this generation. Where they are others than before, somebody has
+    /// put them right: what was learnt so far is not to be used any more.
+    pub fn positions_are_of(&self, generation: u64, positions: i64) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.generation != generation {
+            return;
+        }
+        if known.positions.is_some_and(|before| before != positions) {
+            known.generation += 1;
+        }
+        known.positions = Some(positions);
+    }
+
     /// What was learnt so far is not to be used any more, although the server is the same.
     pub fn forget(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).generation += 1;
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.generation += 1;
+        known.positions = None;
     }
 }
 
@@ -91,58 +109,77 @@ impl Session {
     }
 }
 
-/// A connection for one purpose. Calls queue up; a call that fails, is cancelled, or takes too long, closes it, and the next
-/// call opens another.
+/// Connections for one purpose, shared by all routes of a database; opened when they are needed, and again after they broke. Calls
+/// queue up when all are in use. A call that fails, is cancelled, or takes too long, closes its connection.
 pub(crate) struct Link {
     connector: Arc<Connector>,
     server: Arc<Server>,
     settings: &'static str,
-    call_timeout: Duration,
-    session: tokio::sync::Mutex<Option<Session>>,
+    places: Semaphore,
+    /// The one used last is used next, so that those that are not needed stay closed.
+    idle: Mutex<Vec<Session>>,
 }
 
 impl Link {
-    pub fn new(connector: Arc<Connector>, server: Arc<Server>, settings: &'static str) -> Self {
-        let session = tokio::sync::Mutex::new(None);
-        Self { connector, server, settings, call_timeout: CALL_TIMEOUT, session }
+    pub fn new(connector: Arc<Connector>, server: Arc<Server>, settings: &'static str, connections_max: usize) -> Self {
+        Self { connector, server, settings, places: Semaphore::new(connections_max), idle: Mutex::default() }
     }
 
-    /// Waits at most this long for an answer.
-    pub fn call_timeout(mut self, timeout: Duration) -> Self {
-        self.call_timeout = timeout;
-        self
-    }
-
-    /// Runs `work` on the session, if the server is still the one of `generation`. The session is taken out while it runs:
-    /// a cancelled call drops it, so that no half-done transaction can meet the next one.
+    /// As [`Link::call_within`], with as long as any statement of ours may take.
     pub async fn call<T>(
         &self,
         generation: u64,
         what: &'static str,
         work: impl AsyncFnOnce(&mut Session) -> Result<T, tokio_postgres::Error>,
     ) -> Result<T, StoreError> {
-        let mut slot = self.session.lock().await;
-        let current = self.server.generation();
-        let usable = |session: &Session| !session.client.is_closed() && session.generation == current;
-        let mut session = match slot.take().filter(usable) {
+        self.call_within(CALL_TIMEOUT, generation, what, work).await
+    }
+
+    /// Runs `work` on a session, if the server is still the one of `generation`, and waits for it at most so long; as long again
+    /// for a session that is free. The session is taken out while it runs: a cancelled call drops it, so that no half-done
+    /// transaction can meet the next one.
+    pub async fn call_within<T>(
+        &self,
+        patience: Duration,
+        generation: u64,
+        what: &'static str,
+        work: impl AsyncFnOnce(&mut Session) -> Result<T, tokio_postgres::Error>,
+    ) -> Result<T, StoreError> {
+        let unavailable = |source: BoxError| StoreError::Unavailable { what, source };
+        let _place = match tokio::time::timeout(patience, self.places.acquire()).await {
+            Ok(place) => place.map_err(|closed| unavailable(closed.into()))?,
+            Err(elapsed) => return Err(unavailable(elapsed.into())),
+        };
+        let mut session = match self.idle_session() {
             Some(session) => session,
             None => match tokio::time::timeout(OPEN_TIMEOUT, self.open(what)).await {
                 Ok(opened) => opened?,
-                Err(elapsed) => return Err(StoreError::Unavailable { what, source: elapsed.into() }),
+                Err(elapsed) => return Err(unavailable(elapsed.into())),
             },
         };
         if session.generation != generation {
-            *slot = Some(session);
-            return Err(StoreError::Unavailable { what, source: Outdated.into() });
+            self.idle().push(session);
+            return Err(unavailable(Outdated.into()));
         }
-        match tokio::time::timeout(self.call_timeout, work(&mut session)).await {
+        match tokio::time::timeout(patience, work(&mut session)).await {
             Ok(Ok(value)) => {
-                *slot = Some(session);
+                self.idle().push(session);
                 Ok(value)
             }
             Ok(Err(error)) => Err(store_error(what, error)),
-            Err(elapsed) => Err(StoreError::Unavailable { what, source: elapsed.into() }),
+            Err(elapsed) => Err(unavailable(elapsed.into())),
         }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Session>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn idle_session(&self) -> Option<Session> {
+        let current = self.server.generation();
+        let mut idle = self.idle();
+        idle.retain(|session| !session.client.is_closed() && session.generation == current);
+        idle.pop()
     }
 
     async fn open(&self, what: &'static str) -> Result<Session, StoreError> {

@@ -20,18 +20,24 @@ pub struct StoreStatus {
 pub struct RouteStatus {
     /// Name of the route.
     pub route: String,
-    /// Messages of the outbox that the route has not settled; counted up to a bound.
+    /// Messages of the outbox that the route has not settled.
     pub backlog: i64,
-    /// The backlog was counted only up to its bound.
+    /// Counting ended at its bound: there are at least so many.
     pub backlog_is_bound: bool,
     /// Age of the oldest message that is not settled and not parked, in seconds, by the database's clock.
     pub oldest_unsent_seconds: Option<f64>,
     /// Messages that wait for a retry, for their time, or behind another of their key.
     pub parked: i64,
+    /// There are at least so many.
+    pub parked_is_bound: bool,
     /// Of those, delayed messages that are not due.
     pub scheduled: i64,
+    /// There are at least so many.
+    pub scheduled_is_bound: bool,
     /// Dead letters.
     pub dead: i64,
+    /// There are at least so many.
+    pub dead_is_bound: bool,
     /// Lanes of the route, and how many are held under a valid lease.
     pub lanes: i64,
     /// See `lanes`.

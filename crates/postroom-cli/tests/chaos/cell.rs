@@ -152,7 +152,10 @@ impl Cell {
                     // So many deaths in a row would make the relay go in steps of one message; that is tested elsewhere.
                     tokio::runtime::Handle::current().block_on(async {
                         let client = self.rig.database.connect().await;
-                        client.batch_execute("update postroom.lanes set deaths = 0").await.unwrap();
+                        // In the order in which relays lock them.
+                        let forget = "with l as materialized (select route, lane from postroom.lanes order by route, lane for update)
+                                      update postroom.lanes o set deaths = 0 from l where o.route = l.route and o.lane = l.lane";
+                        client.batch_execute(forget).await.unwrap();
                     });
                     if *place == "give_back.after" {
                         // It takes every lane while it is alone, and gives some back to those that come again.

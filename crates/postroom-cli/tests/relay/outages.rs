@@ -110,3 +110,24 @@ async fn a_database_that_is_restarted_and_killed_in_the_middle_loses_nothing() {
     assert!(history.dead.is_empty() && history.pending.is_empty());
     assert_clean(&history);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_that_starts_while_its_database_is_down_delivers_when_it_is_back() {
+    const MESSAGES: usize = 2_000;
+    let mut server = PostgresServer::start(&surroundings::scratch("start-down").join("postgres")).unwrap();
+    let database = Database::create_on(&server.url("postgres")).await;
+    let rig = Rig::new(database, surroundings::rabbitmq_url()).await;
+    let (_, writers) = rig.write(MESSAGES, 27);
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    server.kill().unwrap();
+    // Says that it runs, and does: a process with other stores must not wait for this one.
+    let relay = rig.relay();
+    server.start_again().unwrap();
+    rig.drained().await;
+    assert_eq!(relay.terminate().0, Some(0));
+    let history = rig.history(0, false).await;
+    assert!(history.committed.len() >= MESSAGES && history.dead.is_empty() && history.pending.is_empty());
+    assert_clean(&history);
+}

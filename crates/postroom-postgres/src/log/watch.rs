@@ -24,7 +24,8 @@ pub(crate) struct Seen {
     pub on_dead: Option<OnDead>,
     /// Relays that were silent for a lease, as this process saw it.
     pub silent: Vec<String>,
-    incarnation: i64,
+    /// Whose positions they are: it changes when somebody has put them right.
+    pub incarnation: i64,
     clock_ms: i64,
     others: Vec<Other>,
 }
@@ -64,9 +65,7 @@ impl Seen {
 /// What a look said that the one before it did not.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct News {
-    /// The positions were put right by somebody.
-    pub another_incarnation: bool,
-    /// Or nobody knows, because this is the first look.
+    /// The clock of the database went back, or nobody knows, because this is the first look.
     pub clock_went_back: bool,
     pub silent: Vec<String>,
 }
@@ -75,7 +74,6 @@ pub(crate) struct News {
 #[derive(Debug)]
 pub(crate) struct Watch {
     lease: Duration,
-    incarnation: Option<i64>,
     clock: Option<(i64, Instant)>,
     /// How each other relay's lease stood, and since when it has stood so.
     others: HashMap<String, (String, Instant)>,
@@ -83,7 +81,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     pub fn new(lease: Duration) -> Self {
-        Self { lease, incarnation: None, clock: None, others: HashMap::new() }
+        Self { lease, clock: None, others: HashMap::new() }
     }
 
     pub fn look(&mut self, seen: &Seen) -> News {
@@ -91,8 +89,6 @@ impl Watch {
     }
 
     fn look_at(&mut self, seen: &Seen, now: Instant) -> News {
-        let another_incarnation = self.incarnation.is_some_and(|known| known != seen.incarnation);
-        self.incarnation = Some(seen.incarnation);
         let clock_went_back = self.clock.is_none_or(|(clock_ms, at)| {
             let passed = i64::try_from(now.saturating_duration_since(at).as_millis()).unwrap_or(i64::MAX);
             seen.clock_ms < clock_ms.saturating_add(passed) - CLOCK_SLACK.as_millis() as i64
@@ -108,7 +104,7 @@ impl Watch {
                 silent.push(other.owner.clone());
             }
         }
-        News { another_incarnation, clock_went_back, silent }
+        News { clock_went_back, silent }
     }
 }
 

@@ -4,34 +4,45 @@ use postroom::{RouteStatus, StoreError, StoreStatus};
 
 use crate::connect::Connector;
 use crate::link::store_error;
+use crate::text::shown;
 
-/// The backlog is counted up to here, so that asking costs little however large it is.
-const BACKLOG_COUNTED_MAX: i64 = 100_000;
+/// So many rows of the outbox are looked at in all, so that asking costs little however large the backlog is.
+const BACKLOG_ROWS_MAX: i64 = 50_000;
+/// So many parked and dead messages are counted in all, of each.
+const OTHER_ROWS_MAX: i64 = 50_000;
+/// Every part of it is bounded by an index, which small tables would not make the planner use.
+const BY_INDEX: &str = "set local enable_seqscan = off; set local jit = off";
 
-/// Reads the state of the store. Costs index scans bounded by the count limit, and writes nothing.
+/// Reads the state of the store. Costs index scans bounded by the limits above, and writes nothing.
 pub(crate) async fn status(connector: &Connector) -> Result<StoreStatus, StoreError> {
-    let client = connector.connect().await?;
     let failed = |error| store_error("read the status", error);
-    let row = client.query_one(include_str!("sql/status_store.sql"), &[]).await.map_err(failed)?;
-    let (version, outbox_rows): (i64, i64) = (row.get(0), row.get(1));
-    let rows = client.query(include_str!("sql/status_routes.sql"), &[&BACKLOG_COUNTED_MAX]).await.map_err(failed)?;
-    let routes = rows
+    let mut client = connector.connect().await?;
+    let tx = client.build_transaction().read_only(true).start().await.map_err(failed)?;
+    tx.batch_execute(BY_INDEX).await.map_err(failed)?;
+    let row = tx.query_one(include_str!("sql/status_store.sql"), &[]).await.map_err(failed)?;
+    let (version, outbox_rows): (Option<i64>, i64) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+    let rows =
+        tx.query(include_str!("sql/status_routes.sql"), &[&BACKLOG_ROWS_MAX, &OTHER_ROWS_MAX]).await.map_err(failed)?;
+    let routes: Result<Vec<RouteStatus>, tokio_postgres::Error> = rows
         .iter()
         .map(|row| {
-            let backlog: i64 = row.get(1);
-            RouteStatus {
-                route: row.get(0),
-                backlog: backlog.min(BACKLOG_COUNTED_MAX),
-                backlog_is_bound: backlog >= BACKLOG_COUNTED_MAX,
-                oldest_unsent_seconds: row.get(2),
-                parked: row.get(3),
-                scheduled: row.get(4),
-                dead: row.get(5),
-                lanes: row.get(6),
-                lanes_held: row.get(7),
-                relays: row.get(8),
-            }
+            Ok(RouteStatus {
+                route: shown(row, 0)?,
+                backlog: row.try_get(1)?,
+                backlog_is_bound: row.try_get(2)?,
+                oldest_unsent_seconds: row.try_get(3)?,
+                parked: row.try_get(4)?,
+                parked_is_bound: row.try_get(5)?,
+                scheduled: row.try_get(6)?,
+                scheduled_is_bound: row.try_get(7)?,
+                dead: row.try_get(8)?,
+                dead_is_bound: row.try_get(9)?,
+                lanes: row.try_get(10)?,
+                lanes_held: row.try_get(11)?,
+                relays: row.try_get(12)?,
+            })
         })
         .collect();
-    Ok(StoreStatus { store: "postgres", schema_version: version, outbox_rows, routes })
+    let (routes, schema_version) = (routes.map_err(failed)?, version.unwrap_or_default());
+    Ok(StoreStatus { store: "postgres", schema_version, outbox_rows, routes })
 }

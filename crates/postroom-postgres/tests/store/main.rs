@@ -5,6 +5,7 @@
 mod adapters;
 mod bytes;
 mod changed;
+mod connections;
 mod contract;
 mod deaths;
 mod leases;

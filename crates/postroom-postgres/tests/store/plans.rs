@@ -1,5 +1,6 @@
 //! Plans at a million rows: index scans only, and a read costs what it brings, not what waits behind it.
 
+use postroom::Operator;
 use serde_json::Value;
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
@@ -202,4 +203,59 @@ async fn pruning_an_inbox_reads_what_it_deletes() {
     }
     println!("blocks for three steps of 10,000 rows and one with nothing to do: {costs:?}");
     assert!(costs[3] < 500, "nothing to do: {costs:?}");
+}
+
+#[tokio::test]
+async fn the_status_of_many_routes_with_a_large_backlog_costs_what_its_bounds_say() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    for n in 0..10 {
+        let route = postroom::Route { name: format!("route-{n}"), ..crate::setup::route() };
+        drop(crate::setup::source_of(&database, &route, "relay").await);
+    }
+    let rows = "insert into postroom.outbox (topic, type, payload, key)
+                select 'orders', 'order.placed', convert_to(repeat('x', 200), 'UTF8'), 'key-' || n % 5000
+                  from generate_series(1, 400000) n;
+                insert into postroom.parked (route, seq, lane, ordering_key, state, attempts, due_at, id, topic, type, payload, content_type, occurred_at)
+                select 'route-' || n % 10, n, n % 16, null, 'scheduled', 0, now() + interval '1 day', gen_random_uuid(), 't', 'k', '', 'x', now()
+                  from generate_series(1, 300000) n;
+                analyze postroom.outbox, postroom.parked; set enable_seqscan = off; set jit = off";
+    client.batch_execute(rows).await.unwrap();
+    let (backlog_max, others_max) = (50_000_i64, 50_000_i64);
+    let sql = include_str!("../../src/operate/sql/status_routes.sql");
+    let began = std::time::Instant::now();
+    let cost = buffers_of(&client, sql, &[&backlog_max, &others_max]).await;
+    println!(
+        "buffers of a status with 10 routes, 400,000 in the outbox and 300,000 parked: {cost}, {:?}",
+        began.elapsed()
+    );
+    // A row looked at costs a page of the heap and its share of an index.
+    assert!(cost < 3 * (backlog_max + others_max), "{cost}");
+    let status = crate::setup::store(&database).status().await.unwrap();
+    for route in &status.routes {
+        assert_eq!((route.backlog, route.backlog_is_bound), (16 * (50_000 / 160), true), "{route:?}");
+        assert_eq!((route.parked, route.parked_is_bound), (5_000, true), "{route:?}");
+        assert!(route.scheduled_is_bound && !route.dead_is_bound && route.oldest_unsent_seconds.is_some());
+    }
+}
+
+/// With the settings of the session that claims.
+#[tokio::test]
+async fn a_large_window_is_not_sorted_on_the_disk() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    drop(source(&database, "relay").await);
+    // Random, so that nothing is compressed.
+    let rows = "insert into postroom.outbox (topic, type, payload, key)
+                select 'orders', 'order.placed', decode(repeat(md5(n::text), 32), 'hex')
+                           || decode(string_agg(md5(n::text || m), ''), 'hex'), 'key-' || n % 5000
+                  from generate_series(1, 20000) n cross join generate_series(1, 32) m group by n;
+                analyze postroom.outbox; set enable_seqscan = off; set jit = off";
+    client.batch_execute(rows).await.unwrap();
+    let snapshot: String = client.query_one("select pg_current_snapshot()::text", &[]).await.unwrap().get(0);
+    let at = At { seq: 0, floor: 0, snapshot: &snapshot };
+    let temporary = async || explain(&client, &at, 500).await["Temp Written Blocks"].as_i64().unwrap();
+    assert!(temporary().await > 0, "with the usual setting it spills, or this shows nothing");
+    client.batch_execute("set work_mem = '32MB'").await.unwrap();
+    assert_eq!(temporary().await, 0);
 }

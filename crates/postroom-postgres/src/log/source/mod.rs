@@ -4,6 +4,7 @@
 
 mod upkeep;
 
+use std::error::Error as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,14 +12,13 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use postroom::lane_book::{Granted, Tenant};
 use postroom::{
-    Claimed, Delivery, Noted, OnDead, Order, Outcome, Report, Route, Settled, Settlement, Source, Standing, StartAt,
-    StoreError, Token, TopicFilter, Want, crash_point,
+    Claimed, Delivery, Noted, Order, Outcome, Report, Route, Settled, Settlement, Source, Standing, StoreError, Token,
+    Want, crash_point,
 };
 use tokio_postgres::types::ToSql;
 
-use crate::connect::Connector;
-use crate::database::Database;
-use crate::link::{Link, Server};
+use crate::database::{Database, Links};
+use crate::link::Link;
 use crate::log::lanes::Lanes;
 use crate::log::position::{CatchUp, Position, astray_bounds};
 use crate::log::record::{self, Record};
@@ -27,18 +27,6 @@ use crate::log::watch::Watch;
 
 /// Followers of one parked head that are claimed with it.
 const FOLLOWERS_MAX: i64 = 200;
-
-/// What a log source relays, and as whom.
-struct LogSourceOptions {
-    route: String,
-    topics: TopicFilter,
-    owner: String,
-    lease: Duration,
-    start_at: StartAt,
-    order: Order,
-    on_dead: OnDead,
-    positions_every: Duration,
-}
 
 /// Each write of positions leaves a dead row version a lane, which a snapshot held open somewhere keeps alive, and which every
 /// later write has to pass. So they are written 20 times a second and not hundreds of times.
@@ -57,28 +45,21 @@ pub struct ReadCounters {
 
 /// Claims messages of one route from PostgreSQL.
 pub struct LogSource {
-    options: LogSourceOptions,
-    connector: Arc<Connector>,
-    /// Reads; writes nothing that may not be lost.
-    claims: Link,
-    /// Positions: durable like everything else, so that a crash of the server repeats no more than a crash of the relay.
-    positions: Link,
-    /// Parked messages and dead letters: durable before a position passes them.
-    durable: Link,
-    /// Lease renewals never wait behind anything else.
-    leases: Link,
-    server: Arc<Server>,
+    route: Route,
+    owner: String,
+    positions_every: Duration,
+    links: Arc<Links>,
     opened: Instant,
     state: Mutex<Lanes>,
     watch: Mutex<Watch>,
     /// A read found rows that no read would look for again.
     astray: AtomicBool,
-    /// Not before this positions are put right again, and how long that wait was: a transaction was in the way.
-    mending: Mutex<Option<(Duration, Duration)>>,
     /// The delivery that travels alone now.
     marked: Mutex<Option<Marked>>,
     /// One write of positions at a time: an older one must not come after a newer.
     position_turn: tokio::sync::Mutex<()>,
+    /// The schema was looked at and the route registered.
+    registered: tokio::sync::OnceCell<()>,
 }
 
 /// A delivery noted in `postroom.suspects`.
@@ -93,45 +74,42 @@ struct Marked {
 impl LogSource {
     /// Registers the route and prepares to claim, for a relay of this name, which no other relay may have. Refuses a database
     /// without our schema, and one whose outbox sequence caches values: cached seqs would appear behind a position that has
-    /// passed them.
+    /// passed them. A database that cannot be reached now is no error: the route is registered with the first renewal that
+    /// reaches it.
     pub async fn open(database: &Database, route: &Route, owner: impl Into<String>) -> Result<Self, StoreError> {
-        let options = LogSourceOptions {
-            route: route.name.clone(),
-            topics: route.topics.clone(),
-            owner: owner.into(),
-            lease: route.lease,
-            start_at: route.start_at,
-            order: route.order,
-            on_dead: route.on_dead,
-            positions_every: POSITIONS_EVERY,
-        };
-        let connector = Arc::new(database.connector().clone());
-        let server = Arc::new(Server::default());
-        let link = |settings| Link::new(connector.clone(), server.clone(), settings);
         let source = Self {
-            claims: link("-c synchronous_commit=off"),
-            positions: link(""),
-            durable: link(""),
-            // A renewal that takes this long is of no use any more.
-            leases: link("").call_timeout(options.lease / 2),
-            connector,
-            server,
+            owner: owner.into(),
+            positions_every: POSITIONS_EVERY,
+            links: database.links().clone(),
             opened: Instant::now(),
             state: Mutex::new(Lanes::default()),
-            watch: Mutex::new(Watch::new(options.lease)),
+            watch: Mutex::new(Watch::new(route.lease)),
             astray: AtomicBool::new(false),
-            mending: Mutex::new(None),
             marked: Mutex::new(None),
             position_turn: tokio::sync::Mutex::new(()),
-            options,
+            registered: tokio::sync::OnceCell::new(),
+            route: route.clone(),
         };
-        source.register().await?;
+        match source.be_registered().await {
+            Err(error) if error.is_transient() => {
+                let why = error.source().map_or_else(String::new, |source| format!(": {source}"));
+                tracing::warn!(
+                    route = route.name,
+                    "the route is not registered yet, it will be tried again: {error}{why}"
+                );
+            }
+            registered => registered?,
+        }
         Ok(source)
+    }
+
+    async fn be_registered(&self) -> Result<(), StoreError> {
+        self.registered.get_or_try_init(|| self.register()).await.map(drop)
     }
 
     /// Positions are written at most so often, unless many messages wait for it; 50 ms unless told.
     pub fn positions_every(mut self, pause: Duration) -> Self {
-        self.options.positions_every = pause;
+        self.positions_every = pause;
         self
     }
 
@@ -153,11 +131,12 @@ impl LogSource {
             return Ok(());
         }
         let dealt_with = self
+            .links
             .leases
             .call(generation, "take lanes over", async |session| {
                 let sql = include_str!("../sql/unread.sql");
-                session.client.execute(sql, &[&self.options.route, &lanes, &epochs, &self.options.owner]).await?;
-                session.client.query_one(include_str!("../sql/dealt_with.sql"), &[&self.options.route]).await
+                session.client.execute(sql, &[&self.route.name, &lanes, &epochs, &self.owner]).await?;
+                session.client.query_one(include_str!("../sql/dealt_with.sql"), &[&self.route.name]).await
             })
             .await?;
         let dealt_with = row::get(&dealt_with, 0)?;
@@ -171,10 +150,11 @@ impl LogSource {
 
     async fn give_back(&self, generation: u64, lanes: &[Tenant]) -> Result<(), StoreError> {
         let (lanes, epochs): (Vec<i16>, Vec<i64>) = lanes.iter().map(|(lane, epoch)| (*lane as i16, *epoch)).unzip();
-        self.leases
+        self.links
+            .leases
             .call(generation, "give lanes back", async |session| {
                 let sql = include_str!("../sql/release.sql");
-                session.client.execute(sql, &[&self.options.route, &lanes, &epochs, &self.options.owner]).await
+                session.client.execute(sql, &[&self.route.name, &lanes, &epochs, &self.owner]).await
             })
             .await
             .map(drop)
@@ -183,7 +163,7 @@ impl LogSource {
     /// What we know of our lanes, as long as the server is the one that told us.
     fn state(&self) -> MutexGuard<'_, Lanes> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.belong_to(self.server.generation());
+        state.belong_to(self.links.server.generation());
         state
     }
 
@@ -230,7 +210,7 @@ impl LogSource {
         let Marked { token, lane, epoch, seq } = marked;
         let generation = self.state().generation;
         link.call(generation, "take the note off a message", async |session| {
-            let (route, owner) = (&self.options.route, &self.options.owner);
+            let (route, owner) = (&self.route.name, &self.owner);
             let sql = include_str!("../sql/unmark.sql");
             session.client.execute(sql, &[route, &lane, &epoch, owner, &seq, &through]).await
         })
@@ -275,6 +255,7 @@ impl LogSource {
         let bytes = i64::try_from(want.bytes).unwrap_or(i64::MAX);
 
         let result = self
+            .links
             .claims
             .call(generation, "claim messages", async |session| {
                 let mark = session.prepared("select floor_seq, xid::text from postroom.checkpoint()").await?;
@@ -290,7 +271,7 @@ impl LogSource {
                     &catch_up_snapshots,
                     &catch_up_seqs,
                     &limits,
-                    &self.options.route,
+                    &self.route.name,
                     &bytes,
                     &oldest,
                     &highest,
@@ -349,10 +330,11 @@ impl LogSource {
             (state.generation, state.parks)
         };
         let row = self
+            .links
             .claims
             .call(generation, "look for parked messages", async |session| {
                 let statement = session.prepared(include_str!("../sql/any_parked.sql")).await?;
-                session.client.query_one(&statement, &[&self.options.route]).await
+                session.client.query_one(&statement, &[&self.route.name]).await
             })
             .await?;
         let any_parked = row::get(&row, 0)?;
@@ -382,11 +364,12 @@ impl LogSource {
         let heads = want.messages as i64;
         let bytes = i64::try_from(want.bytes).unwrap_or(i64::MAX);
         let rows = self
+            .links
             .claims
             .call(generation, "claim parked messages", async |session| {
                 let statement = session.prepared(include_str!("../sql/claim_parked.sql")).await?;
                 let followers = FOLLOWERS_MAX.min(heads);
-                let route = &self.options.route;
+                let route = &self.route.name;
                 session.client.query(&statement, &[route, &lanes, &in_hand, &heads, &followers, &bytes]).await
             })
             .await?;
@@ -410,9 +393,9 @@ impl LogSource {
         if moves.is_empty() {
             return Ok(());
         }
-        let key = (generation, self.options.route.as_str(), self.options.owner.as_str());
+        let key = (generation, self.route.name.as_str(), self.owner.as_str());
         crash_point("positions.before");
-        match record::positions(&self.positions, key, &moves).await {
+        match record::positions(&self.links.writes, key, &moves).await {
             Ok(written) => {
                 crash_point("positions.after");
                 let now = self.now();
@@ -431,19 +414,21 @@ impl LogSource {
 #[async_trait]
 impl Source for LogSource {
     async fn renew(&self, report: &Report) -> Result<Standing, StoreError> {
+        self.be_registered().await?;
         let seen = self.look_around().await?;
         let (held, generation) = {
             let state = self.state();
             (state.book.held(), state.generation)
         };
         let (lanes, epochs): (Vec<i16>, Vec<i64>) = held.iter().map(|(lane, epoch)| (*lane as i16, *epoch)).unzip();
-        let lease_ms = self.options.lease.as_millis() as i64;
-        let deadline = self.now() + self.options.lease;
+        let lease_ms = self.route.lease.as_millis() as i64;
+        let deadline = self.now() + self.route.lease;
         let rows = self
+            .links
             .leases
-            .call(generation, "renew the lease", async |session| {
+            .call_within(self.route.lease / 2, generation, "renew the lease", async |session| {
                 let statement = session.prepared(include_str!("../sql/renew.sql")).await?;
-                let (route, owner) = (&self.options.route, &self.options.owner);
+                let (route, owner) = (&self.route.name, &self.owner);
                 let Report { sink_down, sink_blocked, survived } = report;
                 let trouble = sink_down.as_ref().or(sink_blocked.as_ref());
                 let parameters: [&(dyn ToSql + Sync); 8] =
@@ -454,7 +439,7 @@ impl Source for LogSource {
         crash_point("renew.after");
         let (share, granted) = row::granted(&rows)?;
         if report.sink_blocked.is_some()
-            && let Err(error) = self.unmark(&self.leases, None).await
+            && let Err(error) = self.unmark(&self.links.leases, None).await
         {
             tracing::debug!(%error, "the note about a message stays until the next renewal");
         }
@@ -475,7 +460,7 @@ impl Source for LogSource {
         let mut state = self.state();
         let (held, settled_ahead, deaths) = (state.book.held().len(), state.book.settled_ahead(), state.book.deaths());
         let (order, on_dead) = (seen.order, seen.on_dead);
-        state.ordered = order.unwrap_or(self.options.order) != Order::None;
+        state.ordered = order.unwrap_or(self.route.order) != Order::None;
         Ok(Standing { held, lost_lanes: state.book.take_lost(), settled_ahead, deaths, order, on_dead })
     }
 
@@ -495,10 +480,11 @@ impl Source for LogSource {
         let Some((lane, epoch, seq)) = out else { return Ok(Noted { proven, ..Noted::default() }) };
         *self.marked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Marked { token, lane, epoch, seq });
         let row = self
-            .durable
+            .links
+            .writes
             .call(generation, "note the message that travels alone", async |session| {
                 let sql = include_str!("../sql/mark_alone.sql");
-                let (route, owner) = (&self.options.route, &self.options.owner);
+                let (route, owner) = (&self.route.name, &self.owner);
                 session.client.query_opt(sql, &[route, &lane, &epoch, owner, &seq, &proven]).await
             })
             .await?;
@@ -508,7 +494,7 @@ impl Source for LogSource {
     }
 
     async fn clear_note(&self) -> Result<(), StoreError> {
-        self.unmark(&self.durable, None).await
+        self.unmark(&self.links.writes, None).await
     }
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Settled, StoreError> {
@@ -520,8 +506,8 @@ impl Source for LogSource {
             (record, state.generation, state.ordered)
         };
         if !record.is_empty() {
-            let key = (generation, self.options.route.as_str(), self.options.owner.as_str());
-            let held = record.write(&self.durable, key, ordered).await?;
+            let key = (generation, self.route.name.as_str(), self.owner.as_str());
+            let held = record.write(&self.links.writes, key, ordered).await?;
             let mut state = self.state();
             for (number, epoch) in record.lanes() {
                 if !held.contains(&number) {
@@ -532,7 +518,7 @@ impl Source for LogSource {
             settled.more_parked = record.frees_parked();
         }
         // Before the book says that it is settled: the relay goes on with others then.
-        self.unmark(&self.durable, Some(settlements)).await?;
+        self.unmark(&self.links.writes, Some(settlements)).await?;
         {
             let mut state = self.state();
             for settlement in settlements {
@@ -541,7 +527,7 @@ impl Source for LogSource {
             }
         }
         let now = self.now();
-        let due = self.state().book.due(now, self.options.positions_every);
+        let due = self.state().book.due(now, self.positions_every);
         if due && let Err(error) = self.write_positions().await {
             // Everything durable is recorded; the positions are kept and written with the next settling.
             tracing::warn!(%error, "positions could not be written; they are with the next settling");
@@ -564,10 +550,11 @@ impl Source for LogSource {
         };
         let given = self.give_back(generation, &held).await;
         let gone = self
+            .links
             .leases
             .call(generation, "take the relay off the list", async |session| {
                 let sql = "delete from postroom.relays where route = $1 and owner = $2";
-                session.client.execute(sql, &[&self.options.route, &self.options.owner]).await
+                session.client.execute(sql, &[&self.route.name, &self.owner]).await
             })
             .await;
         given?;
@@ -577,6 +564,6 @@ impl Source for LogSource {
     }
 
     fn lease(&self) -> Duration {
-        self.options.lease
+        self.route.lease
     }
 }

@@ -3,27 +3,29 @@
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use postroom::{StartAt, StoreError};
+use postroom::{Route, StartAt, StoreError};
 use tokio_postgres::types::ToSql;
 
-use super::{LogSource, LogSourceOptions};
+use super::LogSource;
 use crate::connect::behind_a_pooler;
-use crate::link::Link;
 use crate::log::watch::Seen;
 use crate::migrate::schema_version;
 
 /// After a try to put positions right that met an open transaction.
 const MEND_AGAIN: Duration = Duration::from_secs(10);
 const MEND_AGAIN_MAX: Duration = Duration::from_secs(60);
+/// Longer than any rewrite of an outbox.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl LogSource {
     /// Looks at the schema and registers the route.
     pub(super) async fn register(&self) -> Result<(), StoreError> {
-        let generation = self.server.generation();
+        let generation = self.links.server.generation();
         let (version, missing, cache) = self
-            .durable
+            .links
+            .writes
             .call(generation, "look at the schema", async |session| {
                 let sql = "select (select max(number) from postroom.migrations), postroom.missing_indexes(), s.seqcache
                              from pg_sequence s where s.seqrelid = 'postroom.outbox_seq_seq'::regclass";
@@ -51,15 +53,16 @@ impl LogSource {
             });
         }
         self.mend_if(generation, "postroom.positions_are_foreign()").await?;
-        self.register_route(self.server.generation()).await
+        self.register_route(self.links.server.generation()).await
     }
 
     async fn register_route(&self, generation: u64) -> Result<(), StoreError> {
-        let LogSourceOptions { route, topics, owner, order, on_dead, .. } = &self.options;
-        let given = topics.patterns();
-        let now_if_new = self.options.start_at == StartAt::Now;
+        let Route { name: route, topics, order, on_dead, start_at, .. } = &self.route;
+        let (owner, given) = (&self.owner, topics.patterns());
+        let now_if_new = *start_at == StartAt::Now;
         let now = self
-            .durable
+            .links
+            .writes
             .call(generation, "register the route", async |session| {
                 // The checkpoint commits first, so that its id is older than the snapshot that the lanes start from.
                 let floor: i64 =
@@ -97,22 +100,26 @@ impl LogSource {
         Ok(())
     }
 
-    /// Runs postroom.mend() if `condition` holds. What it changes makes everything worthless that was learnt before.
+    /// Runs postroom.mend() if `condition` holds, for all routes of the database at once. What it changes makes everything worthless
+    /// that was learnt before.
     async fn mend_if(&self, generation: u64, condition: &'static str) -> Result<(), StoreError> {
-        let now = self.now();
-        if let Some((not_before, _)) = *self.mending.lock().unwrap_or_else(PoisonError::into_inner)
-            && now < not_before
+        let mut repair = self.links.repair.lock().await;
+        if self.links.server.generation() != generation {
+            // Another route of this process has done it, or the server is another one: whoever asked looks again.
+            return Ok(());
+        }
+        if let Some((not_before, _)) = repair.pause
+            && Instant::now() < not_before
         {
             let source = "a transaction that has written is still open; it is tried again when it has ended".into();
             return Err(StoreError::Busy { what: "put the positions right after the database was changed", source });
         }
         let mended = self.mend_now(generation, condition).await;
-        let mut mending = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
-        *mending = match (&mended, *mending) {
+        repair.pause = match (&mended, repair.pause) {
             // Each try makes new writers wait behind it.
             (Err(StoreError::Busy { .. }), before) => {
-                let wait = before.map_or(MEND_AGAIN, |(_, wait)| (wait * 2).min(MEND_AGAIN_MAX));
-                Some((self.now() + wait, wait))
+                let pause = before.map_or(MEND_AGAIN, |(_, pause)| (pause * 2).min(MEND_AGAIN_MAX));
+                Some((Instant::now() + pause, pause))
             }
             _ => None,
         };
@@ -120,20 +127,27 @@ impl LogSource {
     }
 
     async fn mend_now(&self, generation: u64, condition: &'static str) -> Result<(), StoreError> {
-        // It may rewrite a large outbox: on a link of its own, without our usual deadlines.
-        let link = Link::new(self.connector.clone(), self.server.clone(), "").call_timeout(Duration::MAX);
-        let mended = link
-            .call(generation, "put the positions right after the database was changed", async |session| {
-                let tx = session.client.transaction().await?;
-                let needed = tx.query_one(&format!("select {condition}"), &[]).await?.try_get::<_, Option<bool>>(0)?;
-                if needed == Some(false) {
-                    return Ok("nothing".to_owned());
-                }
-                tx.batch_execute("set local statement_timeout = 0; set local lock_timeout = 0").await?;
-                let mended = tx.query_one("select postroom.mend()", &[]).await?.try_get::<_, String>(0)?;
-                tx.commit().await?;
-                Ok(mended)
-            })
+        // It may rewrite a large outbox, which takes as long as it takes.
+        let mended = self
+            .links
+            .repairs
+            .call_within(
+                FOREVER,
+                generation,
+                "put the positions right after the database was changed",
+                async |session| {
+                    let tx = session.client.transaction().await?;
+                    let needed =
+                        tx.query_one(&format!("select {condition}"), &[]).await?.try_get::<_, Option<bool>>(0)?;
+                    if needed == Some(false) {
+                        return Ok("nothing".to_owned());
+                    }
+                    tx.batch_execute("set local statement_timeout = 0; set local lock_timeout = 0").await?;
+                    let mended = tx.query_one("select postroom.mend()", &[]).await?.try_get::<_, String>(0)?;
+                    tx.commit().await?;
+                    Ok(mended)
+                },
+            )
             .await?;
         let what = match mended.as_str() {
             "rebased" => "the database or its outbox was restored or replaced: positions were re-based",
@@ -142,20 +156,21 @@ impl LogSource {
             }
             _ => return Ok(()),
         };
-        tracing::warn!(route = %self.options.route, "{what}; nothing was passed over, some messages may be sent again");
-        self.server.forget();
+        tracing::warn!(route = %self.route.name, "{what}; nothing was passed over, some messages may be sent again");
+        self.links.server.forget();
         Ok(())
     }
 
     /// Looks whether the tables are still those that we know, and puts right what is not; learns what the route is now and
     /// which other relays are silent. Before anything is renewed or taken.
     pub(super) async fn look_around(&self) -> Result<Seen, StoreError> {
-        let generation = self.server.generation();
+        let generation = self.links.server.generation();
         let astray = self.astray.load(Ordering::Relaxed);
-        let (route, owner) = (&self.options.route, &self.options.owner);
+        let (route, owner) = (&self.route.name, &self.owner);
         let (row, backend) = self
+            .links
             .leases
-            .call(generation, "look at the route", async |session| {
+            .call_within(self.route.lease / 2, generation, "look at the route", async |session| {
                 let statement = session.prepared(include_str!("../sql/watch.sql")).await?;
                 Ok((session.client.query_opt(&statement, &[route, owner]).await?, session.backend))
             })
@@ -170,13 +185,10 @@ impl LogSource {
                     tracing::warn!(%route, "the route or its lanes were deleted from the database; it is registered again");
                     self.register_route(generation).await?;
                 }
+                self.links.server.positions_are_of(generation, seen.incarnation);
                 let news = self.watch.lock().unwrap_or_else(PoisonError::into_inner).look(&seen);
-                if news.another_incarnation {
-                    // Another relay has put the positions right.
-                    self.server.forget();
-                }
                 if news.clock_went_back {
-                    self.reset_waits(self.server.generation()).await?;
+                    self.reset_waits(self.links.server.generation()).await?;
                 }
                 seen.silent = news.silent;
                 Ok(seen)
@@ -192,13 +204,14 @@ impl LogSource {
 
     async fn reset_waits(&self, generation: u64) -> Result<(), StoreError> {
         let waits = self
+            .links
             .leases
             .call(generation, "shorten waits after the clock went back", async |session| {
-                session.client.execute(include_str!("../sql/reset_waits.sql"), &[&self.options.route]).await
+                session.client.execute(include_str!("../sql/reset_waits.sql"), &[&self.route.name]).await
             })
             .await?;
         if waits > 0 {
-            tracing::warn!(route = %self.options.route, waits, "the database's clock went back; waits were shortened by as much");
+            tracing::warn!(route = %self.route.name, waits, "the database's clock went back; waits were shortened by as much");
         }
         Ok(())
     }

@@ -1,33 +1,51 @@
--- Unsettled messages of each route, by the same rule as the relay's read; each lane counted up to $1.
-with found as (
-    select l.route, o.occurred_at
-      from postroom.lanes l
-      join postroom.routes r on r.name = l.route
-     cross join lateral (
-         select u.topic, u.occurred_at from (
-             (select f.topic, f.occurred_at from postroom.outbox f
-               where f.lane = l.lane and f.seq > l.position_seq order by f.seq limit $1)
-             union all
-             (select o.topic, o.occurred_at from pg_snapshot_xip(l.position_snapshot) x (xid)
-                join postroom.outbox o on o.xid = x.xid and o.lane = l.lane and o.seq <= l.position_seq limit $1)
-             union all
-             (select o.topic, o.occurred_at from postroom.outbox o
-               where o.lane = l.lane and o.seq > l.floor_seq and o.seq <= l.position_seq
-                 and o.xid >= pg_snapshot_xmax(l.position_snapshot) limit $1)) u
-          limit $1) o
-     where exists (select from unnest(r.topics) t
-                    where o.topic = t or (t like '%*' and starts_with(o.topic, left(t, -1))))
+-- What each route has left, by the same rule as the relay's read. Bounded in all: $1 rows of the outbox are looked at over all lanes,
+-- and $2 parked and dead ones over all routes, each with a share that is at least 50 a lane and 1,000 a route. What is cut is a lower
+-- bound and says so. The oldest is the oldest of those looked at: fresh rows come in their order.
+with share as (
+    select greatest(50, $1::bigint / greatest((select count(*) from postroom.lanes), 1)) as lane,
+           greatest(1000, $2::bigint / greatest((select count(*) from postroom.routes), 1)) as route
 )
-select r.name,
-       (select count(*) from found f where f.route = r.name),
-       (select extract(epoch from clock_timestamp() - min(f.occurred_at))::float8 from found f where f.route = r.name),
-       (select count(*) from postroom.parked p where p.route = r.name),
-       (select count(*) from postroom.parked p where p.route = r.name and p.state = 'scheduled'),
-       (select count(*) from postroom.dead_letters d where d.route = r.name),
-       (select count(*) from postroom.lanes l where l.route = r.name),
-       (select count(*) from postroom.lanes l where l.route = r.name and l.owner is not null
-                                                 and l.expires_at > clock_timestamp()),
-       (select coalesce(array_agg(distinct l.owner), '{}') from postroom.lanes l
-         where l.route = r.name and l.owner is not null and l.expires_at > clock_timestamp())
+select r.name, b.backlog, b.cut, b.oldest, p.parked, p.parked >= s.route, q.scheduled, q.looked >= s.route, d.dead, d.dead >= s.route,
+       n.lanes, n.held, n.relays
   from postroom.routes r
+ cross join share s
+ cross join lateral (
+     select coalesce(sum(u.matching), 0)::bigint as backlog, coalesce(bool_or(u.looked >= s.lane), false) as cut,
+            extract(epoch from clock_timestamp() - min(u.oldest))::float8 as oldest
+       from postroom.lanes l
+      cross join lateral (
+          select count(*) as looked, count(*) filter (where f.takes) as matching,
+                 min(f.occurred_at) filter (where f.takes) as oldest
+            from (select o.occurred_at,
+                         exists (select from unnest(r.topics) t
+                                  where o.topic = t or (t like '%*' and starts_with(o.topic, left(t, -1)))) as takes
+                    from ((select o.topic, o.occurred_at from postroom.outbox o
+                            where o.lane = l.lane and o.seq > l.position_seq order by o.seq limit s.lane)
+                          union all
+                          -- The limit keeps it a look-up by xid: joined, the whole history of the lane would be read.
+                          (select late.topic, late.occurred_at
+                             from pg_snapshot_xip(l.position_snapshot) x (xid)
+                            cross join lateral (
+                                select o.topic, o.occurred_at from postroom.outbox o
+                                 where o.xid = x.xid and o.lane = l.lane and o.seq <= l.position_seq
+                                 order by o.seq limit s.lane) late
+                            limit s.lane)
+                          union all
+                          (select o.topic, o.occurred_at from postroom.outbox o
+                            where o.lane = l.lane and o.seq > l.floor_seq and o.seq <= l.position_seq
+                              and o.xid >= pg_snapshot_xmax(l.position_snapshot) limit s.lane)) o
+                   limit s.lane) f) u
+      where l.route = r.name) b
+ cross join lateral (
+     select count(*) as parked from (select from postroom.parked p where p.route = r.name limit s.route) p) p
+ cross join lateral (
+     select count(*) as looked, count(*) filter (where p.state = 'scheduled') as scheduled
+       from (select p.state from postroom.parked p where p.route = r.name and p.state <> 'queued'
+              order by p.due_at desc limit s.route) p) q
+ cross join lateral (
+     select count(*) as dead from (select from postroom.dead_letters d where d.route = r.name limit s.route) d) d
+ cross join lateral (
+     select count(*) as lanes, count(*) filter (where l.expires_at > clock_timestamp()) as held,
+            coalesce(array_agg(distinct l.owner) filter (where l.expires_at > clock_timestamp()), '{}') as relays
+       from postroom.lanes l where l.route = r.name) n
  order by r.name
