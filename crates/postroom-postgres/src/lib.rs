@@ -5,7 +5,9 @@
 //! A transaction that writes messages should lock its aggregate's row before it enqueues: order within a key is the order
 //! in which transactions took that lock.
 
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx"))]
 mod inbox;
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx"))]
 mod outbox;
 
 #[cfg(feature = "tokio-postgres")]

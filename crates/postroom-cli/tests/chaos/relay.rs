@@ -22,8 +22,6 @@ pub const CRASH_POINTS: &[&str] = &[
     "renew.after",
     "give_back.after",
     "release.before",
-    "keep.written",
-    "keep.committed",
 ];
 
 pub struct Relay {

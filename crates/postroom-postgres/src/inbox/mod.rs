@@ -1,17 +1,16 @@
-//! The receiving end: what makes a repeated delivery harmless, and keeps messages that wait.
+//! The receiving end: what makes a repeated delivery harmless, and keeps messages that wait. One file a driver; `statements.rs` is what
+//! they share.
 
-#[cfg(feature = "tokio-postgres")]
-mod filling;
+mod driver;
 #[cfg(feature = "tokio-postgres")]
 mod once;
+#[cfg(feature = "sqlx")]
+mod sqlx;
+mod statements;
 #[cfg(feature = "tokio-postgres")]
-mod receiving;
-#[cfg(feature = "sqlx")]
-mod sqlx_filling;
-#[cfg(feature = "sqlx")]
-mod sqlx_receiving;
+mod tokio_postgres;
 
-#[cfg(feature = "tokio-postgres")]
-pub use receiving::PostgresSession;
 #[cfg(feature = "sqlx")]
-pub use sqlx_receiving::{SqlxPostgres, SqlxSession};
+pub use self::sqlx::{SqlxPostgres, SqlxSession};
+#[cfg(feature = "tokio-postgres")]
+pub use self::tokio_postgres::PostgresSession;
