@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use futures_util::future::try_join_all;
-use postroom::{MessageId, Store, Wake};
-use postroom_consumer::{FillCounters, Filler};
-use postroom_relay::{Relay, Summary};
+use postroom::{Live, MessageId, Store, Wake};
+use postroom_consumer::{FillCounters, Filler, InboxNow};
+use postroom_relay::{Relay, RouteNow, Summary};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -33,9 +33,10 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     wait_for_signals(stop)?;
     let config = Arc::new(config);
     let wakes: Vec<Wake> = config.routes.iter().map(|_| Wake::new()).collect();
-    let starts = wakes.iter().enumerate().map(|(index, wake)| {
-        let (config, store, wake) = (config.clone(), store.clone(), wake.clone());
-        Start { config, store, index, owner: owner.clone(), wake, unique, stopped: stopped.clone() }
+    let now: Vec<Live<RouteNow>> = wakes.iter().map(|_| Live::new()).collect();
+    let starts = wakes.iter().zip(&now).enumerate().map(|(index, (wake, live))| {
+        let (config, store, wake, live) = (config.clone(), store.clone(), wake.clone(), live.clone());
+        Start { config, store, index, owner: owner.clone(), wake, live, unique, stopped: stopped.clone() }
     });
     let starts: Vec<Start> = starts.collect();
     // What is wrong from the start ends the program; a store that is away does not.
@@ -59,13 +60,16 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         }));
     }
     let mut receivers = Vec::new();
+    let inboxes_now: Vec<Live<InboxNow>> = config.inboxes.iter().map(|_| Live::new()).collect();
     for (index, inbox) in config.inboxes.iter().enumerate() {
+        let live = inboxes_now[index].clone();
         let (config, store, owner, stopped) = (config.clone(), store.clone(), owner.clone(), stopped.clone());
         let stop = stopped.clone();
         let fill = move |_| -> Attempt<FillCounters> {
             let (inbox, from) = (&config.inboxes[index], config.inboxes[index].from.clone());
             let subscribe = move || from.open().map_err(postroom::BoxError::from);
             let filler = Filler::new(subscribe, store.keeper(&inbox.consumer), owner.clone()).lease(config.relay.lease);
+            let filler = filler.shown_in(live.clone());
             let filling = filler.run(stop_of(stop.clone()));
             Box::pin(async move { filling.await.map_err(|error| Failure::of(exit::FAILURE, &error)) })
         };
@@ -77,6 +81,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     } else {
         None
     };
+    show_on_signal(config.clone(), now, inboxes_now)?;
     announce(&config, &owner);
 
     // All of them are awaited, also when one has failed.
@@ -113,6 +118,7 @@ struct Start {
     index: usize,
     owner: String,
     wake: Wake,
+    live: Live<RouteNow>,
     unique: MessageId,
     stopped: watch::Receiver<bool>,
 }
@@ -132,6 +138,7 @@ impl Start {
         tracing::info!(route = %route.name, topics = %route.topics, store = %store.shown(), sink = %options.shown(), "relaying");
         Ok(Relay::new(route.clone(), source, sink)
             .wake_by(self.wake.clone())
+            .shown_in(self.live.clone())
             .in_flight_max(config.relay.in_flight_max)
             .in_flight_bytes_max(config.relay.in_flight_bytes_max)
             .poll_idle(config.relay.poll_idle)
@@ -174,6 +181,51 @@ fn wait_for_signals(stop: watch::Sender<bool>) -> Result<(), Failure> {
         }
     });
     Ok(())
+}
+
+/// SIGUSR1 shows how each route and inbox stands, as one line of JSON on standard error.
+fn show_on_signal(
+    config: Arc<Config>,
+    routes: Vec<Live<RouteNow>>,
+    inboxes: Vec<Live<InboxNow>>,
+) -> Result<(), Failure> {
+    let mut asked = signal(SignalKind::user_defined1())
+        .map_err(|error| Failure::new(exit::FAILURE, format!("failed to listen for signals: {error}")))?;
+    tokio::spawn(async move {
+        while asked.recv().await.is_some() {
+            let routes: Vec<_> = config
+                .routes
+                .iter()
+                .zip(&routes)
+                .map(|(routed, live)| route_now(&routed.route.name, &live.now()))
+                .collect();
+            let inboxes: Vec<_> = config
+                .inboxes
+                .iter()
+                .zip(&inboxes)
+                .map(|(inbox, live)| {
+                    let InboxNow { counters, filling, waiting } = live.now();
+                    serde_json::json!({
+                        "consumer": inbox.consumer.as_str(), "filling": filling, "waiting": waiting, "kept": counters.kept,
+                        "duplicates": counters.duplicates, "dead": counters.dead, "requeued": counters.requeued,
+                    })
+                })
+                .collect();
+            say!("{}", serde_json::json!({ "routes": routes, "inboxes": inboxes }));
+        }
+    });
+    Ok(())
+}
+
+fn route_now(route: &str, now: &RouteNow) -> serde_json::Value {
+    let counters = now.counters;
+    serde_json::json!({
+        "route": route, "lanes": now.lanes, "in_flight": now.in_flight, "in_flight_bytes": now.in_flight_bytes,
+        "with_sink": now.with_sink, "settled_ahead": now.settled_ahead, "sink_down": now.sink_down, "stopping": now.stopping,
+        "claimed": counters.claimed, "acked": counters.stored, "retried": counters.retried, "dead": counters.dead,
+        "unknown": counters.unknown, "fenced": counters.fenced, "lanes_lost": counters.lanes_lost,
+        "sink_outages": counters.sink_outages,
+    })
 }
 
 /// For those who wait for the start: one line, once every route is registered, or known to wait for its store.

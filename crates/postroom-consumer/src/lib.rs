@@ -20,7 +20,7 @@ mod unkeepable;
 mod versions;
 
 pub use counters::ReceiveCounters;
-pub use filler::{FillCounters, Filler, FillerFailed};
+pub use filler::{FillCounters, Filler, FillerFailed, InboxNow};
 pub use handler::{Call, Compensate, Handle, HandlerError, Incoming, OutOfOrder, Stale};
 pub use handlers::{Handlers, InvalidHandlers, Unknown};
 pub use receiver::{Receiver, ReceiverFailed};

@@ -17,5 +17,5 @@ mod suspects;
 mod window;
 
 pub use engine::Engine;
-pub use protocol::{Action, BatchId, Counters, EngineOptions, Input};
+pub use protocol::{Action, BatchId, Counters, EngineOptions, Input, RouteNow};
 pub use relay::{Relay, Summary};

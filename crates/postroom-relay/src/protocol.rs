@@ -87,6 +87,27 @@ pub enum Action {
     Finish,
 }
 
+/// How a route stands in this process.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct RouteNow {
+    /// What was seen since the relay began.
+    pub counters: Counters,
+    /// Lanes held.
+    pub lanes: usize,
+    /// Deliveries claimed and not settled.
+    pub in_flight: usize,
+    /// Bytes of their payloads and headers.
+    pub in_flight_bytes: usize,
+    /// Of those, with the sink.
+    pub with_sink: usize,
+    /// Settled, and not covered by a saved position yet.
+    pub settled_ahead: usize,
+    /// Why the sink is not published to; none: it is.
+    pub sink_down: Option<String>,
+    /// It claims nothing more and finishes what is in flight.
+    pub stopping: bool,
+}
+
 /// What the engine has seen since it began.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Counters {

@@ -10,12 +10,12 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use postroom::{
-    Batch, Failure, LostLane, Message, MessageSpan, Noted, Route, Sink, Source, Step, StoreError, Verdict, Verdicts,
-    Wake, crash_point, crash_point_over, fingerprint,
+    Batch, Failure, Happened, Live, LostLane, Message, MessageSpan, Noted, Observed, Observer, Route, Sink, Source,
+    Step, StoreError, Verdict, Verdicts, Wake, crash_point, crash_point_over, fingerprint,
 };
 
 use crate::engine::Engine;
-use crate::protocol::{Action, Counters, EngineOptions, Input};
+use crate::protocol::{Action, Counters, EngineOptions, Input, RouteNow};
 
 /// Giving the lanes back takes no longer than this, and closing the sink neither.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
@@ -35,6 +35,8 @@ pub struct Relay {
     poll_idle: Duration,
     stop_deadline: Duration,
     seed: u64,
+    observer: Arc<dyn Observer>,
+    live: Live<RouteNow>,
 }
 
 /// How a relay ended.
@@ -65,6 +67,8 @@ impl Relay {
             poll_idle: Duration::from_millis(200),
             stop_deadline: Duration::from_secs(20),
             seed: 0,
+            observer: Arc::new(()),
+            live: Live::new(),
         }
     }
 
@@ -104,6 +108,18 @@ impl Relay {
         self
     }
 
+    /// Tells an observer what happens, once a batch.
+    pub fn observed_by(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    /// Says here how the route stands, after every step.
+    pub fn shown_in(mut self, live: Live<RouteNow>) -> Self {
+        self.live = live;
+        self
+    }
+
     /// Runs until `stop` resolves, then claims nothing more, finishes what is in flight within the deadline, gives the
     /// lanes back and closes the sink. Errors of the store and the broker are logged and tried again; they never end it.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Summary {
@@ -136,6 +152,7 @@ impl Relay {
             if finished {
                 break;
             }
+            self.live.set(engine.standing());
             let mut wait = engine.wake_at().map_or(Duration::from_secs(1), |at| at.saturating_sub(began.elapsed()));
             if let Some(deadline) = deadline {
                 wait = wait.min(deadline.saturating_duration_since(Instant::now()));
@@ -164,6 +181,7 @@ impl Relay {
             tracing::warn!(route = %self.route.name, unfinished, "stopped at the deadline; these are published again");
         }
         let released = self.close().await;
+        self.live.set(engine.standing());
         let unwritten = engine.unrecorded() + if released && unfinished == 0 { 0 } else { engine.settled_ahead() };
         if unwritten > 0 {
             tracing::warn!(
@@ -199,12 +217,22 @@ impl Relay {
         Some(match action {
             Action::Renew(mut report) => Box::pin(async move {
                 report.sink_blocked = self.sink.blocked();
+                let began = Instant::now();
                 let standing = self.source.renew(&report).await;
+                self.happened(match &standing {
+                    Ok(standing) => Happened::Renewed { lanes: standing.held, took: began.elapsed() },
+                    Err(_) => Happened::StoreFailed { what: "renew the lease" },
+                });
                 self.tell_lost(standing.as_ref().map_or(&[][..], |standing| &standing.lost_lanes));
                 Some(Input::Renewed(standing.inspect_err(|error| drop(self.complain("renew the lease", error))).ok()))
             }),
             Action::Claim(want) => Box::pin(async move {
+                let began = Instant::now();
                 let claimed = self.source.claim(want).await;
+                self.happened(match &claimed {
+                    Ok(claimed) => Happened::Claimed { messages: claimed.deliveries.len(), took: began.elapsed() },
+                    Err(_) => Happened::StoreFailed { what: "claim messages" },
+                });
                 self.tell_lost(claimed.as_ref().map_or(&[][..], |claimed| &claimed.lost_lanes));
                 for delivery in claimed.iter().flat_map(|claimed| &claimed.deliveries) {
                     drop(MessageSpan::begin(Step::Claim, &delivery.message, "postroom", &self.route.name));
@@ -225,7 +253,14 @@ impl Relay {
                 Some(Input::NoteCleared(cleared.is_ok()))
             }),
             Action::Settle(settlements) => Box::pin(async move {
+                let began = Instant::now();
                 let settled = self.source.settle(&settlements).await;
+                self.happened(match &settled {
+                    Ok(settled) => {
+                        Happened::Settled { messages: settlements.len(), fenced: settled.fenced, took: began.elapsed() }
+                    }
+                    Err(_) => Happened::StoreFailed { what: "settle messages" },
+                });
                 self.tell_lost(settled.as_ref().map_or(&[][..], |settled| &settled.lost_lanes));
                 Some(Input::Settled(settled.inspect_err(|error| drop(self.complain("settle messages", error))).ok()))
             }),
@@ -236,11 +271,13 @@ impl Relay {
                 let system = self.sink.system();
                 let begin = |message: &Arc<Message>| MessageSpan::begin(Step::Send, message, system, message.address());
                 let spans: Vec<MessageSpan> = batch.messages().iter().map(begin).collect();
+                let began = Instant::now();
                 let verdicts = AssertUnwindSafe(self.sink.publish(&batch)).catch_unwind().await;
                 let verdicts = match verdicts {
                     Ok(verdicts) => verdicts.map_err(|error| self.complain("publish", &error)),
                     Err(panic) => Err(self.panicked("publish", panic.as_ref())),
                 };
+                self.happened(published(&batch, verdicts.as_ref().ok(), began.elapsed()));
                 if let Ok(verdicts) = &verdicts {
                     self.tell_unknown(&batch, verdicts);
                 }
@@ -266,8 +303,13 @@ impl Relay {
         })
     }
 
+    fn happened(&self, event: Happened) {
+        self.observer.event(Observed::Route(&self.route.name), &event);
+    }
+
     fn tell_lost(&self, lost: &[LostLane]) {
         if !lost.is_empty() {
+            self.happened(Happened::LanesLost { lanes: lost.len() });
             let lanes: Vec<String> = lost.iter().map(|lost| lost.lane.to_string()).collect();
             tracing::warn!(
                 route = %self.route.name, lanes = %lanes.join(","),
@@ -320,5 +362,41 @@ impl Relay {
             tracing::warn!(route = %self.route.name, "failed to {what}, it will be tried again: {text}");
         }
         text
+    }
+}
+
+/// What became of a batch; without verdicts the sink was unavailable.
+fn published(batch: &Batch, verdicts: Option<&Verdicts>, took: Duration) -> Happened {
+    let messages = batch.messages().len();
+    let Some(verdicts) = verdicts else { return Happened::Unavailable { messages, took } };
+    let (mut stored, mut failed, mut skipped, mut unknown) = (0, 0, 0, 0);
+    for place in 0..messages {
+        *match verdicts.of(place) {
+            Some(Verdict::Stored) => &mut stored,
+            Some(Verdict::Failed(_)) => &mut failed,
+            Some(Verdict::Skipped) => &mut skipped,
+            Some(Verdict::Unknown(_)) | None => &mut unknown,
+        } += 1;
+    }
+    Happened::Published { stored, failed, skipped, unknown, took }
+}
+
+#[cfg(test)]
+mod tests {
+    use postroom::FailureKind;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_is_one_event_that_counts_each_verdict() {
+        let batch = Batch::new((0..5).map(|_| Message::new("orders", "order.placed", "x")));
+        let took = Duration::from_millis(3);
+        assert_eq!(published(&batch, None, took), Happened::Unavailable { messages: 5, took });
+        let mut verdicts = batch.silent();
+        verdicts.judge(0, Verdict::Stored);
+        verdicts.judge(1, Verdict::failed(FailureKind::Busy, "full"));
+        verdicts.judge(2, Verdict::Skipped);
+        let expected = Happened::Published { stored: 1, failed: 1, skipped: 1, unknown: 2, took };
+        assert_eq!(published(&batch, Some(&verdicts), took), expected, "silence is unknown");
     }
 }

@@ -19,6 +19,7 @@ mod keys;
 pub mod lane_book;
 mod limits;
 mod message;
+mod observer;
 mod operator;
 mod order;
 mod outbox;
@@ -57,6 +58,7 @@ pub use limits::{
     PAYLOAD_BYTES_MAX,
 };
 pub use message::{Headers, Message, MessageId, UNREADABLE_HEADER, headers_from_json};
+pub use observer::{Happened, Live, Observed, Observer};
 pub use operator::Operator;
 pub use order::{OnDead, Order, StartAt};
 pub use outbox::{EnqueueError, Outbox};

@@ -234,3 +234,39 @@ fn once(store: &str) {
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     assert_eq!(relay.wait().unwrap().code(), Some(0));
 }
+
+#[test]
+fn a_signal_shows_how_each_route_stands_and_ends_nothing() {
+    let dir = surroundings::scratch("shown");
+    let store = format!("sqlite:{}", dir.join("shop.db").display());
+    assert_eq!(postroom(&["migrate", "--store", &store]).status.code(), Some(0));
+    let config = dir.join("postroom.toml");
+    let sink = dir.join("out.jsonl");
+    let text = format!(
+        "[store]\nurl = {store:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"file\"\npath = {sink:?}\n"
+    );
+    std::fs::write(&config, text).unwrap();
+    let mut relay = Command::new(surroundings::postroom_binary())
+        .args(["run", "--config"])
+        .arg(&config)
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufReader::new(relay.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.by_ref().any(|line| line.contains("running 1 route")));
+    let pid = relay.id().to_string();
+    let signal = |name: &str| assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+    // Until the first renewal has shown itself.
+    loop {
+        signal("-USR1");
+        let shown = lines.by_ref().find(|line| line.starts_with('{')).unwrap();
+        let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+        let route = &shown["routes"][0];
+        assert_eq!((route["route"].as_str(), route["acked"].as_u64()), (Some("orders"), Some(0)));
+        if route["lanes"] == 1 {
+            break;
+        }
+    }
+    signal("-TERM");
+    assert_eq!(relay.wait().unwrap().code(), Some(0));
+}

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postroom::{
-    Answer, Arrival, Bound, Keeper, Kept, Message, MessageSpan, Received, Step, StoreError, Subscription, Tenure,
-    fingerprint, tidy_reason,
+    Answer, Arrival, Bound, Happened, Keeper, Kept, Live, Message, MessageSpan, Observed, Observer, Received, Step,
+    StoreError, Subscription, Tenure, fingerprint, tidy_reason,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{FillCounters, FillerFailed};
+use super::{FillCounters, FillerFailed, InboxNow};
 use crate::handler::chain;
 use crate::in_hand::InHand;
 use crate::pump::{self, answer};
@@ -50,7 +50,14 @@ enum Fate {
     Stopped,
 }
 
+/// Who is told what happens.
+pub(super) struct Told {
+    pub observer: Arc<dyn Observer>,
+    pub live: Live<InboxNow>,
+}
+
 pub(super) struct Keeping {
+    told: Told,
     subscription: Arc<dyn Subscription>,
     keeper: Arc<dyn Keeper>,
     tenure: Tenure,
@@ -68,9 +75,10 @@ impl Keeping {
         keeper: Arc<dyn Keeper>,
         tenure: Tenure,
         stopping: watch::Receiver<bool>,
+        told: Told,
     ) -> Self {
         let in_hand = InHand::new(subscription.clone());
-        Self { subscription, keeper, tenure, stopping, in_hand, waiting: VecDeque::new(), batch_max: BATCH_MAX }
+        Self { told, subscription, keeper, tenure, stopping, in_hand, waiting: VecDeque::new(), batch_max: BATCH_MAX }
     }
 
     /// Runs until it is stopped or another process has the inbox. Then the session with the broker is closed: what is not kept
@@ -81,6 +89,7 @@ impl Keeping {
         let mut receiving = JoinSet::new();
         receiving.spawn(pump::receive(self.subscription.clone(), pump, RECEIVED_AT_ONCE, RECEIVE_RETRY_CAP));
         let mut stopping = self.stopping.clone();
+        self.told.live.set(InboxNow { counters: *counters, filling: true, waiting: 0 });
         let ended = loop {
             if *stopping.borrow() {
                 break Ok(Ended::Stopped);
@@ -100,6 +109,7 @@ impl Keeping {
                 }
                 continue;
             }
+            let (before, began) = (*counters, Instant::now());
             let mut watch = stopping.clone();
             let hurried = async {
                 let _ = watch.wait_for(|stopping| *stopping).await;
@@ -112,6 +122,7 @@ impl Keeping {
                 },
                 () = hurried => break Ok(Ended::Stopped),
             }
+            self.tell(&before, counters, began.elapsed());
         };
         receiving.shutdown().await;
         while let Ok(arrival) = arrivals.try_recv() {
@@ -120,6 +131,18 @@ impl Keeping {
         counters.requeued += self.waiting.len() as u64;
         let _ = tokio::time::timeout(STOP_DEADLINE, self.subscription.close()).await;
         ended
+    }
+
+    fn tell(&self, before: &FillCounters, now: &FillCounters, took: Duration) {
+        let since = |now: u64, before: u64| now.saturating_sub(before) as usize;
+        let event = Happened::Kept {
+            kept: since(now.kept, before.kept),
+            duplicates: since(now.duplicates, before.duplicates),
+            dead: since(now.dead, before.dead),
+            took,
+        };
+        self.told.observer.event(Observed::Inbox(self.keeper.consumer().as_str()), &event);
+        self.told.live.set(InboxNow { counters: *now, filling: true, waiting: self.waiting.len() });
     }
 
     fn arrived(&mut self, arrival: Arrival) {

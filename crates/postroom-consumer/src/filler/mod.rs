@@ -8,10 +8,10 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{BoxError, Keeper, Subscription};
+use postroom::{BoxError, Keeper, Live, Observer, Subscription};
 use tokio::sync::watch;
 
-use keeping::{Ended, Keeping};
+use keeping::{Ended, Keeping, Told};
 use lease::Lease;
 
 /// What a filler has seen. Every delivery is counted once.
@@ -54,6 +54,19 @@ pub struct Filler {
     keeper: Arc<dyn Keeper>,
     owner: String,
     lease: Duration,
+    observer: Arc<dyn Observer>,
+    live: Live<InboxNow>,
+}
+
+/// How an inbox stands in this process.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct InboxNow {
+    /// What was seen since the filler began.
+    pub counters: FillCounters,
+    /// This process fills it; otherwise it stands by.
+    pub filling: bool,
+    /// Received, and not kept yet.
+    pub waiting: usize,
 }
 
 impl Filler {
@@ -64,8 +77,26 @@ impl Filler {
         keeper: Arc<dyn Keeper>,
         owner: impl Into<String>,
     ) -> Self {
-        let lease = Duration::from_secs(15);
-        Self { subscribe: Box::new(subscribe), keeper, owner: owner.into(), lease }
+        Self {
+            subscribe: Box::new(subscribe),
+            keeper,
+            owner: owner.into(),
+            lease: Duration::from_secs(15),
+            observer: Arc::new(()),
+            live: Live::new(),
+        }
+    }
+
+    /// Tells an observer what happens, once a batch.
+    pub fn observed_by(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    /// Says here how the inbox stands, after every batch.
+    pub fn shown_in(mut self, live: Live<InboxNow>) -> Self {
+        self.live = live;
+        self
     }
 
     /// How long the inbox stays with this filler after its last renewal; 15 s, at least 1 s.
@@ -81,6 +112,7 @@ impl Filler {
         let lease = Lease { keeper: self.keeper.as_ref(), owner: &self.owner, length: self.lease };
         let mut stop = std::pin::pin!(stop);
         loop {
+            self.live.set(InboxNow { counters, filling: false, waiting: 0 });
             let tenure = tokio::select! {
                 biased;
                 () = &mut stop => return Ok(counters),
@@ -94,7 +126,8 @@ impl Filler {
                 }
             };
             let (ending, ended) = watch::channel(false);
-            let keeping = Keeping::new(subscription, self.keeper.clone(), tenure.clone(), ended);
+            let told = Told { observer: self.observer.clone(), live: self.live.clone() };
+            let keeping = Keeping::new(subscription, self.keeper.clone(), tenure.clone(), ended, told);
             let mut keeping = Box::pin(keeping.run(&mut counters));
             let (mut stopping, mut lost) = (false, false);
             let end = {

@@ -16,7 +16,7 @@ use crate::breaker::Breaker;
 use crate::chance::Chance;
 use crate::keys::Keys;
 use crate::parking::Parking;
-use crate::protocol::{Action, BatchId, Counters, EngineOptions, Input};
+use crate::protocol::{Action, BatchId, Counters, EngineOptions, Input, RouteNow};
 use crate::rate::Rate;
 use crate::suspects::Suspects;
 use crate::window::Window;
@@ -162,6 +162,20 @@ impl Engine {
     /// Deliveries claimed and not settled.
     pub fn in_flight(&self) -> usize {
         self.held.len()
+    }
+
+    /// How the route stands.
+    pub fn standing(&self) -> RouteNow {
+        RouteNow {
+            counters: self.counters,
+            lanes: self.lanes_held,
+            in_flight: self.held.len(),
+            in_flight_bytes: self.held_bytes,
+            with_sink: self.batches.values().map(Vec::len).sum(),
+            settled_ahead: self.settled_ahead,
+            sink_down: self.breaker.open_because().map(str::to_owned),
+            stopping: self.stopping,
+        }
     }
 
     /// Takes in what happened at `now`, a monotonic time since any beginning.

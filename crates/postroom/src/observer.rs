@@ -1,0 +1,125 @@
+//! What runs, for metrics and for people: events once a batch, and how things stand now.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Observed<'a> {
+    /// The relay of this route.
+    Route(&'a str),
+    /// What fills the inbox of this consumer.
+    Inbox(&'a str),
+}
+
+/// Something that happened, once a batch and never once a message. Times are by this process's clock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Happened {
+    /// The lease was renewed.
+    Renewed {
+        /// Lanes held since.
+        lanes: usize,
+        /// How long it took.
+        took: Duration,
+    },
+    /// The store handed out messages; none: there was nothing.
+    Claimed {
+        /// How many.
+        messages: usize,
+        /// How long it took.
+        took: Duration,
+    },
+    /// The sink judged a batch.
+    Published {
+        /// Judged as stored.
+        stored: usize,
+        /// Judged as failed, for whatever reason.
+        failed: usize,
+        /// Skipped by the sink.
+        skipped: usize,
+        /// Nobody knows whether they are stored.
+        unknown: usize,
+        /// How long it took.
+        took: Duration,
+    },
+    /// The sink was unavailable: no message of the batch was judged.
+    Unavailable {
+        /// Messages of the batch.
+        messages: usize,
+        /// How long it took.
+        took: Duration,
+    },
+    /// The store recorded outcomes.
+    Settled {
+        /// How many.
+        messages: usize,
+        /// Of those, settled by a relay that had lost their lane: nothing was recorded.
+        fenced: usize,
+        /// How long it took.
+        took: Duration,
+    },
+    /// Lanes turned out to be another relay's.
+    LanesLost {
+        /// How many.
+        lanes: usize,
+    },
+    /// The store failed or could not be reached; the call is made again.
+    StoreFailed {
+        /// What was being done.
+        what: &'static str,
+    },
+    /// Received messages were kept in an inbox table.
+    Kept {
+        /// New ones.
+        kept: usize,
+        /// That were there before.
+        duplicates: usize,
+        /// Kept as dead ones.
+        dead: usize,
+        /// How long it took.
+        took: Duration,
+    },
+}
+
+/// Hears of every event. It is called between two steps of the work, so it must not block or wait.
+pub trait Observer: Send + Sync {
+    /// Something happened.
+    fn event(&self, of: Observed<'_>, event: &Happened);
+}
+
+/// Hears nothing.
+impl Observer for () {
+    fn event(&self, _: Observed<'_>, _: &Happened) {}
+}
+
+/// How something stands now: written by the one that runs, read by anybody at any time. Clones share it.
+#[derive(Debug, Default)]
+pub struct Live<T>(Arc<Mutex<T>>);
+
+impl<T> Clone for Live<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T: Clone + Default> Live<T> {
+    /// Nothing is known yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How it stands.
+    pub fn now(&self) -> T {
+        self.locked().clone()
+    }
+
+    /// Says how it stands.
+    pub fn set(&self, now: T) {
+        *self.locked() = now;
+    }
+
+    fn locked(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
