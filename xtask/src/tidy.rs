@@ -21,6 +21,17 @@ const BROKER_FREE: [&str; 7] = [
     "crates/postroom-brokers/src/in_process",
     "crates/postroom-brokers/src/lines",
 ];
+const STORE_NAMES: [&str; 2] = ["postroom_postgres", "postroom_sqlite"];
+/// Where no store may be named: programs know a store by its ports. The one list of stores and the demo, which is an application on
+/// SQLite, are the exceptions.
+const STORE_FREE: [&str; 5] = [
+    "crates/postroom/src",
+    "crates/postroom-relay/src",
+    "crates/postroom-consumer/src",
+    "crates/postroom-brokers/src",
+    "crates/postroom-cli/src",
+];
+const NAMES_STORES: [&str; 2] = ["crates/postroom-cli/src/store.rs", "crates/postroom-cli/src/demo"];
 /// Folders with Rust files of ours.
 const OURS: [&str; 3] = ["crates", "examples", "xtask"];
 /// Folders whose code has no switches for seeded bugs.
@@ -78,6 +89,10 @@ fn check(root: &Path) -> Result<(usize, Vec<(PathBuf, Finding)>), Failure> {
             found.extend(impurities(&text));
             if broker_free.iter().any(|folder| file.starts_with(folder)) {
                 found.extend(broker_names(&text));
+            }
+            let within = |folders: &[&str]| folders.iter().any(|folder| file.starts_with(root.join(folder)));
+            if within(&STORE_FREE) && !within(&NAMES_STORES) {
+                found.extend(store_names(&text));
             }
             look(file, found);
         }
@@ -202,6 +217,19 @@ fn broker_names(text: &str) -> Vec<Finding> {
         .collect()
 }
 
+fn store_names(text: &str) -> Vec<Finding> {
+    (1..)
+        .zip(text.lines())
+        .filter_map(|(number, line)| {
+            let name = STORE_NAMES.into_iter().find(|name| line.contains(name))?;
+            let told = format!(
+                "names the store `{name}`; use the ports of `postroom`, or the list in crates/postroom-cli/src/store.rs"
+            );
+            Some(Finding::new(number, told))
+        })
+        .collect()
+}
+
 fn too_long(text: &str) -> Vec<Finding> {
     let lines = text.lines().count();
     if lines < LINES_MAX {
@@ -272,6 +300,11 @@ mod tests {
     #[test]
     fn a_broker_is_found_in_any_case() {
         assert_eq!(lines(&broker_names("// RabbitMQ\nlet sink = 1;\nuse lapin::Channel;\n")), [1, 3]);
+    }
+
+    #[test]
+    fn a_store_is_named_in_the_list_of_stores_only() {
+        assert_eq!(lines(&store_names("use postroom::Store;\nlet it = postroom_sqlite::connect(path);\n")), [2]);
     }
 
     #[test]

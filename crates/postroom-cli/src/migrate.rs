@@ -1,8 +1,7 @@
 //! `postroom migrate`.
 
 use clap::Args;
-use postroom::{MigrateError, Migrated};
-use postroom_postgres::LANES_DEFAULT;
+use postroom::{LANES_DEFAULT, MigrateError, Migrated};
 
 use crate::StoreArgs;
 use crate::exit::{self, Failure};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::future::try_join_all;
 use postroom::{Live, MessageId, Store, Wake};
 use postroom_consumer::{FillCounters, Filler, InboxNow};
-use postroom_relay::{Relay, RouteNow, Summary};
+use postroom_relay::{Counters, Relay, RouteNow, Summary};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -43,7 +43,10 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let opened = tokio::select! {
         biased;
         opened = try_join_all(starts.iter().map(|start| start.open(0))) => opened?,
-        () = stop_of(stopped.clone()) => return Ok(()),
+        () = stop_of(stopped.clone()) => {
+            report_nothing(&config, json);
+            return Ok(());
+        }
     };
     let mut relays = Vec::new();
     for ((Routed { route, .. }, start), first) in config.routes.iter().zip(starts).zip(opened) {
@@ -96,6 +99,18 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let unwritten = unwritten(&routes);
     let failed = routes.into_iter().find_map(|(_, ended)| ended.failed).or(unwritten);
     failed.or(inboxes.into_iter().find_map(|(_, ended)| ended.failed)).map_or(Ok(()), Err)
+}
+
+/// Stopped before anything was claimed or received: there is nothing that could be left.
+fn report_nothing(config: &Config, json: bool) {
+    let nothing = Summary { counters: Counters::default(), unfinished: 0, unwritten: 0, released: true };
+    let routes = config.routes.iter().map(|routed| (routed.route.name.clone(), ended(nothing)));
+    let inboxes = config.inboxes.iter().map(|inbox| (inbox.consumer.to_string(), ended(FillCounters::default())));
+    report(&routes.collect::<Vec<_>>(), &inboxes.collect::<Vec<_>>(), json);
+}
+
+fn ended<T>(last: T) -> Ended<T> {
+    Ended { last: Some(last), failed: None, restarts: 0 }
 }
 
 /// A stop that the store did not see is no clean one.

@@ -36,7 +36,7 @@ pub use inbox::{SqlxPostgres, SqlxSession};
 #[cfg(feature = "tokio-postgres")]
 pub use log::{Listener, LogSource, Notifier, ReadCounters};
 #[cfg(feature = "tokio-postgres")]
-pub use migrate::{LANES_DEFAULT, migrate, print_sql, schema_version};
+pub use migrate::{migrate, print_sql, schema_version};
 /// The outbox and the inbox in PostgreSQL. It has no connection of its own: it works in the caller's transaction.
 ///
 /// Implements `Outbox` and `Inbox` for `tokio_postgres::Transaction` (feature `tokio-postgres`) and `Outbox` and `Inbox`

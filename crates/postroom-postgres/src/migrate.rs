@@ -7,9 +7,6 @@ use tokio_postgres::Transaction;
 use crate::connect::Connector;
 use crate::link::store_error;
 
-/// Lanes of a new schema: more relays than this cannot share the work of a route.
-pub const LANES_DEFAULT: u16 = 16;
-
 /// Any number; all that matters is that every postroom takes the same one.
 const ADVISORY_LOCK: i64 = 0x706f_7374_726f_6f6d;
 

@@ -12,6 +12,9 @@ use crate::route::Route;
 use crate::source::Source;
 use crate::wake::Wake;
 
+/// Lanes of a new schema: more relays than this cannot share the work of a route.
+pub const LANES_DEFAULT: u16 = 16;
+
 /// One database that holds an outbox and an inbox.
 #[async_trait]
 pub trait Store: Operator {

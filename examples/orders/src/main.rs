@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use postroom::{BoxError, MessageId};
-use postroom_postgres::{Connector, LANES_DEFAULT};
+use postroom_postgres::Connector;
 use tokio::sync::watch;
 
 use ledger::Ledger;
@@ -66,7 +66,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn run(args: &Args) -> Result<Ledger, BoxError> {
     let connector = Connector::new(&args.store)?;
-    postroom_postgres::migrate(&connector, LANES_DEFAULT).await?;
+    postroom_postgres::migrate(&connector, postroom::LANES_DEFAULT).await?;
     let client = connector.connect().await?;
     client.batch_execute(include_str!("tables.sql")).await?;
 

@@ -1,7 +1,7 @@
 //! Migrations: repeatable, concurrent, guarded by checksums.
 
-use postroom::{MigrateError, Operator};
-use postroom_postgres::{LANES_DEFAULT, migrate, print_sql, schema_version};
+use postroom::{LANES_DEFAULT, MigrateError, Operator};
+use postroom_postgres::{migrate, print_sql, schema_version};
 use postroom_testkit::postgres::Database;
 
 use crate::setup::connector;

@@ -259,3 +259,31 @@ async fn a_large_window_is_not_sorted_on_the_disk() {
     client.batch_execute("set work_mem = '32MB'").await.unwrap();
     assert_eq!(temporary().await, 0);
 }
+
+/// With an application's own settings: nobody sets `enable_seqscan` for it.
+#[tokio::test]
+async fn taking_from_an_inbox_passes_over_none_that_are_not_due() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let rows = "insert into postroom.inbox_messages (consumer, message_id, state, due_at, ordering_key, topic, type, payload, content_type)
+                select 'billing', gen_random_uuid(), case when n % 3 = 0 then 'early' else 'ready' end, now() + interval '1 day',
+                       'key-' || n, 'orders', 'order.placed', '', 'x'
+                  from generate_series(1, 300000) n;
+                analyze postroom.inbox_messages";
+    client.batch_execute(rows).await.unwrap();
+    let take = "select count(*) from postroom.inbox_take('billing', 100)";
+    let cost = buffers_of(&client, take, &[]).await;
+    println!("buffers of a take with 300,000 that are not due: {cost}");
+    assert!(cost < 200, "{cost}");
+
+    // The same beside 300,000 that are done and deleted, while a snapshot of before is held.
+    let reader = database.connect().await;
+    reader
+        .batch_execute("begin isolation level repeatable read; select from postroom.inbox_messages limit 1")
+        .await
+        .unwrap();
+    client.batch_execute("delete from postroom.inbox_messages").await.unwrap();
+    let cost = buffers_of(&client, take, &[]).await;
+    println!("buffers of a take beside 300,000 deleted rows under a held snapshot: {cost}");
+    assert!(cost < 200, "{cost}");
+}
