@@ -479,4 +479,18 @@ pub(crate) const BUGS: &[Bug] = &[
         test: &["--test", "store", "a_few_places_over_many_lanes_find_what_there_is_in_few_reads"],
         needs_bin: false,
     },
+    Bug {
+        name: "receipt_of_another_session_settles",
+        breaks: "settles a delivery by the receipt of a session that is over",
+        package: "postroom-brokers",
+        test: &["--test", "conformance", "rabbitmq::subscription::a_stale_handle_settles_no_other_delivery"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "a_database_that_is_away_ends_the_start",
+        breaks: "refuses to start while the database cannot be reached",
+        package: "postroom-postgres",
+        test: &["--test", "store", "a_route_that_starts_while_its_database_is_away_is_registered_when_it_is_back"],
+        needs_bin: false,
+    },
 ];
