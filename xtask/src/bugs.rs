@@ -483,7 +483,7 @@ pub(crate) const BUGS: &[Bug] = &[
         name: "receipt_of_another_session_settles",
         breaks: "settles a delivery by the receipt of a session that is over",
         package: "postroom-brokers",
-        test: &["--test", "conformance", "rabbitmq::subscription::a_stale_handle_settles_no_other_delivery"],
+        test: &["--test", "conformance", "rabbitmq::subscription::a_stale_receipt_settles_no_other_delivery"],
         needs_bin: false,
     },
     Bug {

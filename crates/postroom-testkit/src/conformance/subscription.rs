@@ -36,7 +36,7 @@ macro_rules! subscription_conforms {
             what_is_requeued_comes_again_and_is_marked
             what_is_rejected_does_not_come_again
             no_more_than_the_prefetch_is_handed_out
-            a_stale_handle_settles_no_other_delivery
+            a_stale_receipt_settles_no_other_delivery
             a_closed_subscription_gives_back_what_it_has_in_order
             a_receive_that_is_dropped_loses_nothing
         );
@@ -206,7 +206,7 @@ pub async fn no_more_than_the_prefetch_is_handed_out<F: Queue>(queue: F) {
 }
 
 /// A late answer must not settle what was never handled.
-pub async fn a_stale_handle_settles_no_other_delivery<F: Queue>(queue: F) {
+pub async fn a_stale_receipt_settles_no_other_delivery<F: Queue>(queue: F) {
     let mut first = Open::of(&queue, 10).await;
     let messages = messages(4);
     queue.publish(&messages).await;
