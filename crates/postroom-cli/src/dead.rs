@@ -8,7 +8,7 @@ use postroom::{DeadDeed, DeadFilter, DeadLetter, Deed, MessageId, Side};
 use crate::StoreArgs;
 use crate::config;
 use crate::exit::{self, Failure};
-use crate::say::{say, show};
+use crate::say::{say, show, to_stdout_as_it_is};
 
 #[derive(Debug, Args)]
 pub struct DeadArgs {
@@ -231,7 +231,7 @@ async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
         }
         show!("  payload: {} bytes", letter.payload_bytes);
         if let Some(payload) = payload {
-            show!("{payload}");
+            to_stdout_as_it_is(&payload);
         }
     }
     Ok(())

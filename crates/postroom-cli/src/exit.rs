@@ -22,11 +22,13 @@ pub struct Failure {
     pub code: u8,
     /// For a person: what failed, on what, and what to do next. No secrets.
     pub text: String,
+    /// Standard output has its JSON object already, which tells of this too.
+    pub answered: bool,
 }
 
 impl Failure {
     pub fn new(code: u8, text: impl Into<String>) -> Self {
-        Self { code, text: text.into() }
+        Self { code, text: text.into(), answered: false }
     }
 
     /// An error with all its causes, after "failed to".

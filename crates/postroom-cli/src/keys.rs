@@ -1,7 +1,7 @@
 //! `postroom keys`: keys that wait, and what an operator may do about them.
 
 use clap::{Args, Subcommand};
-use postroom::{Deed, KeyDeed, WaitingKey};
+use postroom::{Deed, KEY_BYTES_MAX, KeyDeed, WaitingKey};
 
 use crate::StoreArgs;
 use crate::dead::actor;
@@ -69,6 +69,10 @@ pub async fn keys(args: KeysArgs, json: bool) -> Result<(), Failure> {
 async fn act(args: DeedArgs, json: bool, what: KeyDeed) -> Result<(), Failure> {
     if args.reason.trim().is_empty() {
         return Err(Failure::new(exit::USAGE, "--reason is empty; the audit row keeps it"));
+    }
+    if args.key.is_empty() || args.key.len() > KEY_BYTES_MAX {
+        let text = format!("a key has 1 to {KEY_BYTES_MAX} bytes; this one has {}", args.key.len());
+        return Err(Failure::new(exit::USAGE, text));
     }
     let (route, key) = (args.route.as_str(), args.key.as_str());
     let deed = Deed { actor: actor(), reason: args.reason };

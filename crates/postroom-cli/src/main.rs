@@ -96,6 +96,9 @@ fn main() -> ExitCode {
         Err(error) => {
             // clap knows which of help, version and usage error it is, and where each is to be printed.
             let _ = error.print();
+            if error.use_stderr() && std::env::args().any(|argument| argument == "--json") {
+                show!("{}", serde_json::json!({ "error": error.to_string().trim_end(), "exit_code": exit::USAGE }));
+            }
             return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::OK });
         }
     };
@@ -138,7 +141,7 @@ fn main() -> ExitCode {
 }
 
 fn report(failure: &Failure, json: bool) {
-    if json {
+    if json && !failure.answered {
         show!("{}", serde_json::json!({ "error": failure.text, "exit_code": failure.code }));
     }
     say!("postroom: {}", failure.text);

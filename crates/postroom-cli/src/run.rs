@@ -95,10 +95,14 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     for (inbox, receiver) in config.inboxes.iter().zip(receivers) {
         inboxes.push((inbox.consumer.to_string(), receiver.ended().await));
     }
-    report(&routes, &inboxes, json);
     let unwritten = unwritten(&routes);
-    let failed = routes.into_iter().find_map(|(_, ended)| ended.failed).or(unwritten);
-    failed.or(inboxes.into_iter().find_map(|(_, ended)| ended.failed)).map_or(Ok(()), Err)
+    let (of_routes, of_inboxes): (Vec<_>, Vec<_>) = (
+        routes.iter_mut().filter_map(|(_, ended)| ended.failed.take()).collect(),
+        inboxes.iter_mut().filter_map(|(_, ended)| ended.failed.take()).collect(),
+    );
+    let failed = of_routes.into_iter().chain(unwritten).chain(of_inboxes).next();
+    report(&routes, &inboxes, failed.as_ref(), json);
+    failed.map_or(Ok(()), |failure| Err(Failure { answered: true, ..failure }))
 }
 
 /// Stopped before anything was claimed or received: there is nothing that could be left.
@@ -106,7 +110,7 @@ fn report_nothing(config: &Config, json: bool) {
     let nothing = Summary { counters: Counters::default(), unfinished: 0, unwritten: 0, released: true };
     let routes = config.routes.iter().map(|routed| (routed.route.name.clone(), ended(nothing)));
     let inboxes = config.inboxes.iter().map(|inbox| (inbox.consumer.to_string(), ended(FillCounters::default())));
-    report(&routes.collect::<Vec<_>>(), &inboxes.collect::<Vec<_>>(), json);
+    report(&routes.collect::<Vec<_>>(), &inboxes.collect::<Vec<_>>(), None, json);
 }
 
 fn ended<T>(last: T) -> Ended<T> {
@@ -150,7 +154,7 @@ impl Start {
         let owner = if restart == 0 { self.owner.clone() } else { format!("{}/{restart}", self.owner) };
         let source = store.source(route, &owner).await?;
         let sink = options.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;
-        tracing::info!(route = %route.name, topics = %route.topics, store = %store.shown(), sink = %options.shown(), "relaying");
+        tracing::info!(route = %route.name, topics = %route.topics, store = %store.shown(), sink = %options.shown(), "opened the route");
         Ok(Relay::new(route.clone(), source, sink)
             .wake_by(self.wake.clone())
             .shown_in(self.live.clone())
@@ -251,7 +255,12 @@ fn announce(config: &Config, owner: &str) {
 }
 
 /// Counts are of the last run of each; `restarts` says how many there were before it.
-fn report(routes: &[(String, Ended<Summary>)], inboxes: &[(String, Ended<FillCounters>)], json: bool) {
+fn report(
+    routes: &[(String, Ended<Summary>)],
+    inboxes: &[(String, Ended<FillCounters>)],
+    failed: Option<&Failure>,
+    json: bool,
+) {
     if json {
         let routes: Vec<_> = routes.iter().map(|(route, ended)| shown_route(route, ended)).collect();
         let inboxes: Vec<_> = inboxes
@@ -264,7 +273,11 @@ fn report(routes: &[(String, Ended<Summary>)], inboxes: &[(String, Ended<FillCou
                 None => serde_json::json!({ "consumer": consumer, "restarts": restarts }),
             })
             .collect();
-        show!("{}", serde_json::json!({ "routes": routes, "inboxes": inboxes }));
+        let mut told = serde_json::json!({ "routes": routes, "inboxes": inboxes });
+        if let Some(failure) = failed {
+            (told["error"], told["exit_code"]) = (failure.text.as_str().into(), failure.code.into());
+        }
+        show!("{told}");
         return;
     }
     for (route, Ended { last, restarts, .. }) in routes {

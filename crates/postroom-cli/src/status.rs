@@ -20,8 +20,12 @@ pub async fn status(args: &StoreArgs, json: bool) -> Result<(), Failure> {
 
 fn table(shown: &str, status: &StoreStatus) -> String {
     let mut text = format!(
-        "store    {} ({}), schema version {}, {} rows in the outbox\n",
-        shown, status.store, status.schema_version, status.outbox_rows
+        "store    {} ({}), schema version {}, {}{} rows in the outbox\n",
+        shown,
+        status.store,
+        status.schema_version,
+        status.outbox_rows,
+        if status.outbox_rows_is_bound { "+" } else { "" }
     );
     if status.routes.is_empty() {
         text.push_str("no route has run yet; start one with `postroom run`\n");
@@ -49,12 +53,26 @@ fn row(route: &RouteStatus) -> [String; 8] {
     let counted = |count: i64, is_bound: bool| format!("{count}{}", if is_bound { "+" } else { "" });
     [
         route.route.clone(),
-        counted(route.backlog, route.backlog_is_bound),
-        route.oldest_unsent_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.1} s")),
+        // Nothing was found before counting was cut: that is not nothing.
+        if route.backlog == 0 && route.backlog_is_bound {
+            "?".to_owned()
+        } else {
+            counted(route.backlog, route.backlog_is_bound)
+        },
+        oldest(route),
         counted(route.parked, route.parked_is_bound),
         counted(route.scheduled, route.scheduled_is_bound),
         counted(route.dead, route.dead_is_bound),
         format!("{}/{}", route.lanes_held, route.lanes),
         if route.relays.is_empty() { "nobody".to_owned() } else { route.relays.join(", ") },
     ]
+}
+
+/// Where no message of the route was found before counting was cut, how old one can be at most.
+fn oldest(route: &RouteStatus) -> String {
+    match (route.oldest_unsent_seconds, route.oldest_unread_seconds) {
+        (Some(seconds), _) => format!("{seconds:.1} s"),
+        (None, Some(at_most)) if route.backlog_is_bound => format!("<= {at_most:.1} s"),
+        _ => "-".to_owned(),
+    }
 }

@@ -19,7 +19,7 @@ use crate::{migrate, operate};
 
 /// A PostgreSQL database with postroom's schema in it, or one that is to get it. Clones share it.
 ///
-/// All sources of a database share its connections: at most eleven, however many routes there are, and four where there is one.
+/// All sources of a database share its connections: at most fifteen, however many routes there are, and four where there is one.
 /// Operators' calls open one each.
 #[derive(Clone)]
 pub struct Database {
@@ -50,16 +50,29 @@ pub(crate) struct Links {
 /// When positions may be put right again.
 #[derive(Debug, Default)]
 pub(crate) struct Repair {
-    /// Not before then, and how long that pause is: a transaction was in the way.
-    pub pause: Option<(Instant, Duration)>,
+    /// None: at once.
+    pub pause: Option<RepairPause>,
+}
+
+/// Something was in the way.
+#[derive(Debug, Clone)]
+pub(crate) struct RepairPause {
+    pub until: Instant,
+    pub length: Duration,
+    /// What was in the way, for people.
+    pub why: String,
 }
 
 /// A read sorts its rows with what is stored in them, up to 2 KB each; larger payloads are beside the table. With the usual 4 MB a
 /// window of 8,000 messages of 1 KB would be sorted on the disk.
 const CLAIM_SETTINGS: &str = "-c synchronous_commit=off -c work_mem=32MB";
 const CLAIM_CONNECTIONS_MAX: usize = 4;
-const WRITE_CONNECTIONS_MAX: usize = 4;
-const LEASE_CONNECTIONS_MAX: usize = 2;
+/// Somebody who holds a row of one route must not keep the connections from the others: a wait for a lock ends soon, and is begun again
+/// after a pause.
+const WRITE_SETTINGS: &str = "-c lock_timeout=500ms";
+const WRITE_CONNECTIONS_MAX: usize = 6;
+const LEASE_SETTINGS: &str = "-c lock_timeout=250ms";
+const LEASE_CONNECTIONS_MAX: usize = 4;
 
 impl Database {
     /// Reads a `postgres://` URL as [`Connector::new`] does; connects to nothing.
@@ -73,8 +86,8 @@ impl Database {
         let link = |settings, connections_max| Link::new(connector.clone(), server.clone(), settings, connections_max);
         let links = Links {
             claims: link(CLAIM_SETTINGS, CLAIM_CONNECTIONS_MAX),
-            writes: link("", WRITE_CONNECTIONS_MAX),
-            leases: link("", LEASE_CONNECTIONS_MAX),
+            writes: link(WRITE_SETTINGS, WRITE_CONNECTIONS_MAX),
+            leases: link(LEASE_SETTINGS, LEASE_CONNECTIONS_MAX),
             repairs: link("", 1),
             repair: tokio::sync::Mutex::default(),
             server: server.clone(),

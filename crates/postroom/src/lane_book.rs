@@ -13,6 +13,8 @@ use crate::watermark::{ReadId, Watermark};
 
 /// Writing positions takes at most about one part in so many of the time.
 const WRITE_PART: u32 = 20;
+/// One write that waited for a lock must not keep the next ones away.
+const WRITE_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// With so many messages waiting for it, positions are written at once; with fewer when the relay wants few.
 const UNWRITTEN_MAX: usize = 200;
 /// With fewer places than lanes, each so many reads look into all lanes, also those that had nothing last time.
@@ -417,7 +419,8 @@ impl<P: Clone> LaneBook<P> {
     /// Whether it is time to write positions: not so often that writing is most of what is done, and at once when many
     /// messages would be repeated after a crash, or when another relay waits for a lane.
     pub fn due(&self, now: Duration, every: Duration) -> bool {
-        let wait = if every.is_zero() { every } else { every.max(self.wrote_in * WRITE_PART) };
+        let pause = self.wrote_in.saturating_mul(WRITE_PART).min(WRITE_PAUSE_MAX);
+        let wait = if every.is_zero() { every } else { every.max(pause) };
         let many = (self.wanted / 4).clamp(1, UNWRITTEN_MAX);
         let messages: usize = self.lanes.values().map(|lane| lane.unwritten_messages).sum();
         let due = messages >= many || self.wrote_at.is_none_or(|at| now.saturating_sub(at) >= wait);
@@ -631,10 +634,20 @@ mod tests {
         book.settle(deliveries[0].token);
         assert!(!book.due(Duration::from_millis(199), every), "the last write took 10 ms");
         assert!(book.due(Duration::from_millis(200), every));
+        let moves = book.begin_write(Duration::from_millis(200));
+        book.end_write(Duration::from_secs(20), moves, Some(&HashSet::from([0])));
+        let asked = book.ask(Duration::ZERO, 100, 1000);
+        let deliveries = read(&mut book, &asked[0], 1);
+        book.settle(deliveries[0].token);
+        let second = Duration::from_millis(1200);
+        assert!(
+            !book.due(second - every, every) && book.due(second, every),
+            "one that waited for a lock delays it a second"
+        );
         book.wants(4);
-        assert!(book.due(Duration::from_millis(1), every), "a small window must not wait");
+        assert!(book.due(Duration::from_millis(201), every), "a small window must not wait");
         book.wants(2000);
         book.keep_to(0);
-        assert!(book.due(Duration::from_millis(1), every), "another relay waits for it");
+        assert!(book.due(Duration::from_millis(201), every), "another relay waits for it");
     }
 }

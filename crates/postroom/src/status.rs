@@ -11,6 +11,8 @@ pub struct StoreStatus {
     pub schema_version: i64,
     /// Rows kept in the outbox, sent or not; an estimate where counting would be expensive.
     pub outbox_rows: i64,
+    /// There are at least so many.
+    pub outbox_rows_is_bound: bool,
     /// One entry for each route that a relay has ever run.
     pub routes: Vec<RouteStatus>,
 }
@@ -26,6 +28,9 @@ pub struct RouteStatus {
     pub backlog_is_bound: bool,
     /// Age of the oldest message that is not settled and not parked, in seconds, by the database's clock.
     pub oldest_unsent_seconds: Option<f64>,
+    /// Age of the oldest row of the outbox, of whatever topic, that the route has not read, in seconds. Where counting was cut before
+    /// it found a message of the route, none is older than this.
+    pub oldest_unread_seconds: Option<f64>,
     /// Messages that wait for a retry, for their time, or behind another of their key.
     pub parked: i64,
     /// There are at least so many.

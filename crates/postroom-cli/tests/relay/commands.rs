@@ -270,3 +270,15 @@ fn a_signal_shows_how_each_route_stands_and_ends_nothing() {
     signal("-TERM");
     assert_eq!(relay.wait().unwrap().code(), Some(0));
 }
+
+#[test]
+fn wrong_arguments_have_a_json_object_too() {
+    let wrong: [&[&str]; 3] =
+        [&["--json", "bogus"], &["--json", "why", "no-id"], &["--json", "dead", "list", "--limit", "0"]];
+    for arguments in wrong {
+        let output = postroom(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(told["exit_code"], 2, "{arguments:?}");
+    }
+}

@@ -21,6 +21,7 @@ pub(crate) async fn status(connector: &Connector) -> Result<StoreStatus, StoreEr
     tx.batch_execute(BY_INDEX).await.map_err(failed)?;
     let row = tx.query_one(include_str!("sql/status_store.sql"), &[]).await.map_err(failed)?;
     let (version, outbox_rows): (Option<i64>, i64) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+    let outbox_rows_is_bound = row.try_get(2).map_err(failed)?;
     let rows =
         tx.query(include_str!("sql/status_routes.sql"), &[&BACKLOG_ROWS_MAX, &OTHER_ROWS_MAX]).await.map_err(failed)?;
     let routes: Result<Vec<RouteStatus>, tokio_postgres::Error> = rows
@@ -40,9 +41,10 @@ pub(crate) async fn status(connector: &Connector) -> Result<StoreStatus, StoreEr
                 lanes: row.try_get(10)?,
                 lanes_held: row.try_get(11)?,
                 relays: row.try_get(12)?,
+                oldest_unread_seconds: row.try_get(13)?,
             })
         })
         .collect();
     let (routes, schema_version) = (routes.map_err(failed)?, version.unwrap_or_default());
-    Ok(StoreStatus { store: "postgres", schema_version, outbox_rows, routes })
+    Ok(StoreStatus { store: "postgres", schema_version, outbox_rows, outbox_rows_is_bound, routes })
 }

@@ -41,7 +41,7 @@ async fn twenty_five_routes_share_a_few_connections_and_each_gets_everything() {
     let sql = "select count(*) from pg_stat_activity
                 where datname = current_database() and pid <> pg_backend_pid() and application_name = 'postroom'";
     let connections: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
-    assert!((1..=11).contains(&connections), "{connections} connections for 25 routes");
+    assert!((1..=15).contains(&connections), "{connections} connections for 25 routes");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -61,4 +61,52 @@ async fn a_route_that_starts_while_its_database_is_away_is_registered_when_it_is
     }
     let claimed = claim_all(&source).await;
     assert_eq!(claimed.iter().map(|delivery| delivery.message.id).collect::<Vec<_>>(), ids);
+}
+
+/// The waits of some must not use up the connections of all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn routes_whose_rows_are_locked_do_not_keep_the_others_from_renewing_and_settling() {
+    let database = prepared().await;
+    let (client, locker) = (database.connect().await, database.connect().await);
+    let store = store(&database);
+    let mut sources: Vec<Arc<dyn Source>> = Vec::new();
+    for n in 0..12 {
+        let source = store.source(&Route { name: format!("route-{n:02}"), ..route() }, "relay").await.unwrap();
+        assert_eq!(source.renew(&Report::default()).await.unwrap().held, 16);
+        sources.push(source);
+    }
+    enqueue(&client, None, 100).await;
+    let lock = "begin; select from postroom.lanes where route < 'route-06' for update";
+    locker.batch_execute(lock).await.unwrap();
+    let locked: Vec<_> = sources[..6]
+        .iter()
+        .cloned()
+        .map(|source| {
+            tokio::spawn(async move {
+                loop {
+                    let claimed = source.claim(Want::up_to(10)).await.unwrap_or_default();
+                    let _ = source.settle(&done(claimed.deliveries.iter().map(|delivery| delivery.token))).await;
+                    let _ = source.renew(&Report::default()).await;
+                }
+            })
+        })
+        .collect();
+    let free = sources[6..].iter().cloned().map(|source| {
+        tokio::spawn(async move {
+            let mut found = 0;
+            while found < 100 {
+                assert_eq!(source.renew(&Report::default()).await.unwrap().held, 16);
+                let claimed = source.claim(Want::up_to(10)).await.unwrap();
+                source.settle(&done(claimed.deliveries.iter().map(|delivery| delivery.token))).await.unwrap();
+                found += claimed.deliveries.len();
+            }
+        })
+    });
+    // Far below the lease, however slow the machine is.
+    let free = futures_util::future::join_all(free.collect::<Vec<_>>());
+    for ended in tokio::time::timeout(Duration::from_secs(120), free).await.expect("they are not held up") {
+        ended.unwrap();
+    }
+    locked.iter().for_each(tokio::task::JoinHandle::abort);
+    locker.batch_execute("rollback").await.unwrap();
 }

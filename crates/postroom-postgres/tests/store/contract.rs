@@ -147,7 +147,8 @@ async fn a_relay_role_can_do_its_work_and_read_no_business_table() {
     let admin = database.connect().await;
     let role = format!("relay_{}", postroom_testkit::surroundings::unique());
     let grants = include_str!("../../../../docs/grants-relay.sql").replace("postroom_relay", &role);
-    admin.batch_execute(&format!("create role {role} login; create table secrets (x int); {grants}")).await.unwrap();
+    let limited = format!("create role {role} login connection limit 3; create table secrets (x int); {grants}");
+    admin.batch_execute(&limited).await.unwrap();
     crate::setup::enqueue(&admin, Some("a"), 2).await;
     let url = database.url().replace("postgres@", &format!("{role}@"));
     let store = postroom_postgres::Database::new(&url).unwrap();
@@ -168,6 +169,8 @@ async fn a_relay_role_can_do_its_work_and_read_no_business_table() {
         .unwrap();
     crate::setup::drain(&relay).await;
     relay.release().await.unwrap();
+    // An operator's call is one more.
+    admin.batch_execute(&format!("alter role {role} connection limit 4")).await.unwrap();
     store.status().await.unwrap();
     let client = store.connector().connect().await.unwrap();
     assert!(client.query("select * from secrets", &[]).await.is_err());

@@ -34,6 +34,7 @@ pub(crate) fn status(connection: &Connection) -> Result<StoreStatus, StoreError>
                         backlog: row.get(1)?,
                         backlog_is_bound: false,
                         oldest_unsent_seconds: row.get(2)?,
+                        oldest_unread_seconds: row.get(2)?,
                         parked: row.get(3)?,
                         parked_is_bound: false,
                         scheduled: row.get(4)?,
@@ -52,6 +53,7 @@ pub(crate) fn status(connection: &Connection) -> Result<StoreStatus, StoreError>
         store: "sqlite",
         schema_version: version(connection)?,
         outbox_rows: one("select count(*) from postroom_outbox")?,
+        outbox_rows_is_bound: false,
         routes,
     })
 }

@@ -92,11 +92,13 @@ impl LogSource {
         };
         match source.be_registered().await {
             Err(error) if error.is_transient() => {
-                let why = error.source().map_or_else(String::new, |source| format!(": {source}"));
-                tracing::warn!(
-                    route = route.name,
-                    "the route is not registered yet, it will be tried again: {error}{why}"
-                );
+                let mut why = error.to_string();
+                let mut cause = error.source();
+                while let Some(inner) = cause {
+                    why = format!("{why}: {inner}");
+                    cause = inner.source();
+                }
+                tracing::warn!(route = route.name, "the route is not registered yet, it will be tried again: {why}");
             }
             registered => registered?,
         }
@@ -541,6 +543,10 @@ impl Source for LogSource {
     }
 
     async fn release(&self) -> Result<(), StoreError> {
+        if self.registered.get().is_none() {
+            // It never held anything.
+            return Ok(());
+        }
         crash_point("release.before");
         // Lanes are given back even when the newest positions could not be written: that repeats, and loses nothing.
         let written = self.write_positions().await;

@@ -10,12 +10,14 @@ use tokio_postgres::types::ToSql;
 
 use super::LogSource;
 use crate::connect::behind_a_pooler;
+use crate::database::RepairPause;
 use crate::log::watch::Seen;
 use crate::migrate::schema_version;
 
 /// After a try to put positions right that met an open transaction.
 const MEND_AGAIN: Duration = Duration::from_secs(10);
 const MEND_AGAIN_MAX: Duration = Duration::from_secs(60);
+const REPAIR: &str = "put the positions right after the database was changed";
 /// Longer than any rewrite of an outbox.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -108,22 +110,38 @@ impl LogSource {
             // Another route of this process has done it, or the server is another one: whoever asked looks again.
             return Ok(());
         }
-        if let Some((not_before, _)) = repair.pause
-            && Instant::now() < not_before
+        if let Some(RepairPause { until, why, .. }) = &repair.pause
+            && Instant::now() < *until
         {
-            let source = "a transaction that has written is still open; it is tried again when it has ended".into();
-            return Err(StoreError::Busy { what: "put the positions right after the database was changed", source });
+            let source = format!("{why}; the next try is after a pause").into();
+            return Err(StoreError::Busy { what: REPAIR, source });
+        }
+        if !self.is_needed(generation, condition).await? {
+            return Ok(());
         }
         let mended = self.mend_now(generation, condition).await;
-        repair.pause = match (&mended, repair.pause) {
+        repair.pause = match &mended {
             // Each try makes new writers wait behind it.
-            (Err(StoreError::Busy { .. }), before) => {
-                let pause = before.map_or(MEND_AGAIN, |(_, pause)| (pause * 2).min(MEND_AGAIN_MAX));
-                Some((Instant::now() + pause, pause))
+            Err(StoreError::Busy { source, .. }) => {
+                let length = repair.pause.as_ref().map_or(MEND_AGAIN, |before| (before.length * 2).min(MEND_AGAIN_MAX));
+                let cause = source.source().map_or_else(String::new, |cause| format!(": {cause}"));
+                Some(RepairPause { until: Instant::now() + length, length, why: format!("{source}{cause}") })
             }
             _ => None,
         };
         mended
+    }
+
+    /// Asks on a connection that is there: with nothing to put right, nothing more is opened.
+    async fn is_needed(&self, generation: u64, condition: &'static str) -> Result<bool, StoreError> {
+        let needed = self
+            .links
+            .writes
+            .call(generation, "look whether positions are those of this database", async |session| {
+                session.client.query_one(&format!("select {condition}"), &[]).await?.try_get::<_, Option<bool>>(0)
+            })
+            .await?;
+        Ok(needed != Some(false))
     }
 
     async fn mend_now(&self, generation: u64, condition: &'static str) -> Result<(), StoreError> {
@@ -131,23 +149,17 @@ impl LogSource {
         let mended = self
             .links
             .repairs
-            .call_within(
-                FOREVER,
-                generation,
-                "put the positions right after the database was changed",
-                async |session| {
-                    let tx = session.client.transaction().await?;
-                    let needed =
-                        tx.query_one(&format!("select {condition}"), &[]).await?.try_get::<_, Option<bool>>(0)?;
-                    if needed == Some(false) {
-                        return Ok("nothing".to_owned());
-                    }
-                    tx.batch_execute("set local statement_timeout = 0; set local lock_timeout = 0").await?;
-                    let mended = tx.query_one("select postroom.mend()", &[]).await?.try_get::<_, String>(0)?;
-                    tx.commit().await?;
-                    Ok(mended)
-                },
-            )
+            .call_within(FOREVER, generation, REPAIR, async |session| {
+                let tx = session.client.transaction().await?;
+                let needed = tx.query_one(&format!("select {condition}"), &[]).await?.try_get::<_, Option<bool>>(0)?;
+                if needed == Some(false) {
+                    return Ok("nothing".to_owned());
+                }
+                tx.batch_execute("set local statement_timeout = 0; set local lock_timeout = 0").await?;
+                let mended = tx.query_one("select postroom.mend()", &[]).await?.try_get::<_, String>(0)?;
+                tx.commit().await?;
+                Ok(mended)
+            })
             .await?;
         let what = match mended.as_str() {
             "rebased" => "the database or its outbox was restored or replaced: positions were re-based",

@@ -6,16 +6,17 @@ with share as (
            greatest(1000, $2::bigint / greatest((select count(*) from postroom.routes), 1)) as route
 )
 select r.name, b.backlog, b.cut, b.oldest, p.parked, p.parked >= s.route, q.scheduled, q.looked >= s.route, d.dead, d.dead >= s.route,
-       n.lanes, n.held, n.relays
+       n.lanes, n.held, n.relays, b.unread
   from postroom.routes r
  cross join share s
  cross join lateral (
      select coalesce(sum(u.matching), 0)::bigint as backlog, coalesce(bool_or(u.looked >= s.lane), false) as cut,
-            extract(epoch from clock_timestamp() - min(u.oldest))::float8 as oldest
+            extract(epoch from clock_timestamp() - min(u.oldest))::float8 as oldest,
+            extract(epoch from clock_timestamp() - min(u.unread))::float8 as unread
        from postroom.lanes l
       cross join lateral (
           select count(*) as looked, count(*) filter (where f.takes) as matching,
-                 min(f.occurred_at) filter (where f.takes) as oldest
+                 min(f.occurred_at) filter (where f.takes) as oldest, min(f.occurred_at) as unread
             from (select o.occurred_at,
                          exists (select from unnest(r.topics) t
                                   where o.topic = t or (t like '%*' and starts_with(o.topic, left(t, -1)))) as takes
