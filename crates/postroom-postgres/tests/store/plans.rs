@@ -148,8 +148,8 @@ async fn an_empty_poll_costs_the_same_with_many_transactions_in_progress() {
     let snapshot: String = client.query_one("select pg_current_snapshot()::text", &[]).await.unwrap().get(0);
     let idle = buffers(&explain(&client, &At { snapshot: &snapshot, ..at }, 62).await);
     println!("buffers of an empty poll: {busy} with 40 transactions in progress, {idle} with none");
-    // One look-up of each of the 40 in each of the 16 lanes would be 640 and more.
-    assert!(busy <= idle + 100, "{busy} against {idle}");
+    // One look-up of each of the 40 in each of the 16 lanes would be 640 and more. The snapshot lists transactions of other tests too.
+    assert!(busy <= idle + 300, "{busy} against {idle}");
 }
 
 #[tokio::test]
