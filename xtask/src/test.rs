@@ -1,23 +1,53 @@
 //! `cargo xtask test`: every test, against real servers of our own.
 
+use std::env;
 use std::ffi::OsString;
-use std::process::{ExitCode, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus};
+
+use postroom_testkit::services;
 
 use crate::failure::Failure;
 use crate::held::Held;
-use crate::packages;
 use crate::services::{Scratch, Services};
 use crate::steps::step;
 use crate::workspace::Workspace;
+use crate::{newest_postgres, packages};
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
+    let (newest, args) = match args.split_first() {
+        Some((first, rest)) if first == "--newest" => (true, rest),
+        _ => (false, args),
+    };
     let extra = passed_on("test", args)?;
     let workspace = Workspace::find()?;
     let held = Held::until_interrupted()?;
     packages::ensure(&held)?;
-    build_programs(&workspace, &held)?;
-    let scratch = Scratch::create(&workspace)?;
-    let tested = start_services(&workspace, &held).and_then(|environment| {
+    if newest {
+        return run_on_newest(&workspace, &held, extra).map(exit_code);
+    }
+    let tested = run_on_installed(&workspace, &held, extra)?;
+    if tested.success() && extra.is_empty() && !services::postgres_is_chosen() {
+        let store = ["-p", "postroom-postgres"].map(String::from);
+        return run_on_newest(&workspace, &held, &store).map(exit_code);
+    }
+    Ok(exit_code(tested))
+}
+
+/// This program once more, told where the newest PostgreSQL is.
+fn run_on_newest(workspace: &Workspace, held: &Held, extra: &[String]) -> Result<ExitStatus, Failure> {
+    let programs = newest_postgres::ensure(workspace, held)?;
+    let environment = newest_postgres::environment(&programs)?;
+    step("the tests on the newest PostgreSQL", || {
+        let mut again = Command::new(env::current_exe()?);
+        again.args(["test", "--"]).args(extra).envs(environment);
+        Ok(held.run(&mut again)?)
+    })
+}
+
+fn run_on_installed(workspace: &Workspace, held: &Held, extra: &[String]) -> Result<ExitStatus, Failure> {
+    build_programs(workspace, held)?;
+    let scratch = Scratch::create(workspace)?;
+    let tested = start_services(workspace, held).and_then(|environment| {
         step("cargo test", || {
             let mut cargo = workspace.cargo();
             cargo.args(["test", "--all-features"]);
@@ -35,7 +65,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     });
     held.let_go();
     scratch.close(tested.as_ref().is_ok_and(ExitStatus::success));
-    Ok(exit_code(tested?))
+    tested
 }
 
 /// Arguments for somebody else stand behind `--`.

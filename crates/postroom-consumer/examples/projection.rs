@@ -31,13 +31,16 @@ impl Handle<Sqlite, OrderChanged> for OrderView {
         tx: &mut SqliteTransaction<'_>,
         changed: &Incoming<OrderChanged>,
     ) -> Result<(), HandlerError> {
-        let message = &changed.message;
-        let upsert = NewerUpsert::new("order_view", &["id"], &["state"], "version").sqlite();
-        tx.execute(&upsert, params![message.aggregate_id, changed.body.state, message.aggregate_version])?;
-        tx.execute(
-            "insert into applied (id, version) values (?1, ?2)",
-            params![message.aggregate_id, message.aggregate_version],
-        )?;
+        let (message, state) = (changed.message.clone(), changed.body.state.clone());
+        tx.run(move |tx| {
+            let upsert = NewerUpsert::new("order_view", &["id"], &["state"], "version").sqlite();
+            tx.execute(&upsert, params![message.aggregate_id, state, message.aggregate_version])?;
+            tx.execute(
+                "insert into applied (id, version) values (?1, ?2)",
+                params![message.aggregate_id, message.aggregate_version],
+            )
+        })
+        .await?;
         Ok(())
     }
 }
@@ -47,8 +50,9 @@ impl Handle<Sqlite, OrderChanged> for OrderView {
 impl Compensate<Sqlite> for OrderView {
     async fn compensate(&self, tx: &mut SqliteTransaction<'_>, what: &OutOfOrder<'_>) -> Result<(), HandlerError> {
         if let OutOfOrder::Missing { aggregate, versions, .. } = what {
-            let missing = versions.end() - versions.start() + 1;
-            tx.execute("update order_view set gaps = gaps + ?2 where id = ?1", params![aggregate.id, missing])?;
+            let (id, missing) = (aggregate.id.clone(), versions.end() - versions.start() + 1);
+            let note = "update order_view set gaps = gaps + ?2 where id = ?1";
+            tx.run(move |tx| tx.execute(note, params![id, missing])).await?;
         }
         Ok(())
     }

@@ -29,7 +29,8 @@ impl Handle<Sqlite, SendMail> for Mails {
         if job.attempts == 0 && job.body.to == "customer-3" {
             return Err(HandlerError::Again("the mail server is not there; the first time".into()));
         }
-        tx.execute("insert into mails (recipient) values (?1)", [&job.body.to])?;
+        let to = job.body.to.clone();
+        tx.run(move |tx| tx.execute("insert into mails (recipient) values (?1)", [to])).await?;
         Ok(())
     }
 }

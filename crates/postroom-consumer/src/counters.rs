@@ -1,5 +1,9 @@
 //! What a receiver has seen.
 
+use std::time::Duration;
+
+use postroom::Happened;
+
 use crate::apply::{End, Fate};
 
 /// What a receiver has seen. Every delivery is counted once under what became of it, and so is every time that a waiting
@@ -52,5 +56,18 @@ impl ReceiveCounters {
             Fate::Requeue | Fate::Refused | Fate::Unkept => &mut self.requeued,
         };
         *counter += 1;
+    }
+
+    /// What happened since these were the counters.
+    pub(crate) fn since(&self, before: &Self, took: Duration) -> Happened {
+        let sum = |of: fn(&Self) -> u64| of(self).saturating_sub(of(before)) as usize;
+        Happened::Handled {
+            done: sum(|all| all.applied + all.merged + all.ignored + all.late + all.unknown),
+            duplicates: sum(|all| all.duplicates),
+            kept: sum(|all| all.kept + all.early + all.retried),
+            dead: sum(|all| all.dead),
+            given_up: sum(|all| all.lapsed + all.requeued),
+            took,
+        }
     }
 }

@@ -4,15 +4,18 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures_util::FutureExt;
 use postroom::{
-    Admitted, Cause, ConsumerStore, Keep, Message, MessageId, Session, Settle, StoreError, Waiting, crash_point,
+    Admitted, Cause, ConsumerStore, Keep, Kept, Message, MessageId, Session, Settle, StoreError, Waiting, crash_point,
     fingerprint, tidy_reason,
 };
 use tokio::time::Instant;
 use tokio::time::error::Elapsed;
 
+use crate::again::{self, STORE_PATIENCE, stopped_before_try};
 use crate::apply::{End, Fate, Trouble, apply, sorted, span};
+use crate::bury::{Burial, Buried, Buries};
 use crate::handler::{HandlerError, chain};
 use crate::handlers::Answer;
 use crate::queue::Arrival;
@@ -20,17 +23,13 @@ use crate::shared::{Held, Hold, Shared};
 
 /// Runs again at once behind locks and serialization failures; then the message waits in the store.
 const AGAIN_IN_PLACE: u32 = 5;
-const AGAIN_FIRST: Duration = Duration::from_millis(20);
-const AGAIN_CAP: Duration = Duration::from_secs(5);
-/// What the store is asked outside of handlers takes no longer than this unless it hangs.
-const STORE_PATIENCE: Duration = Duration::from_secs(30);
 /// A batch that takes longer is undone, and its messages go one by one.
 const BATCH_PATIENCE: Duration = Duration::from_secs(1);
 
 /// One worker's end of the store.
 pub(crate) struct Desk<F: ConsumerStore> {
-    pub(crate) shared: Arc<Shared<F>>,
-    pub(crate) session: Box<dyn Session<F>>,
+    shared: Arc<Shared<F>>,
+    session: Box<dyn Session<F>>,
 }
 
 impl<F: ConsumerStore> Desk<F> {
@@ -177,7 +176,7 @@ impl<F: ConsumerStore> Desk<F> {
     }
 
     /// A script without a handler: one that hung costs the session.
-    pub(crate) fn whole<T>(&mut self, ended: Result<Result<T, StoreError>, Elapsed>) -> Result<T, StoreError> {
+    fn whole<T>(&mut self, ended: Result<Result<T, StoreError>, Elapsed>) -> Result<T, StoreError> {
         match ended {
             Ok(result) => result,
             Err(elapsed) => {
@@ -220,7 +219,7 @@ impl<F: ConsumerStore> Desk<F> {
                 }
                 // Somebody holds a lock for long: others have the worker meanwhile. No attempt is burned.
                 let error = tidy_reason(chain(&error));
-                return Judged::Settle(Settle::Retry { after: AGAIN_CAP, attempts: before, error });
+                return Judged::Settle(Settle::Retry { after: again::CAP, attempts: before, error });
             }
             Trouble::Begun(error) => {
                 tries.begun += 1;
@@ -240,7 +239,7 @@ impl<F: ConsumerStore> Desk<F> {
 
     async fn again(&mut self, message: &Message, error: &StoreError, tries: u32) -> Judged {
         self.say_again(message, error);
-        if self.stopped_within(again_after(tries)).await { Judged::Stopped } else { Judged::Again }
+        if stopped_before_try(&self.shared.stopping, tries).await { Judged::Stopped } else { Judged::Again }
     }
 
     /// What becomes of a failed message; `attempts` counts this one.
@@ -300,7 +299,7 @@ impl<F: ConsumerStore> Desk<F> {
                 Err(error) => {
                     tries += 1;
                     self.say_again(message, &error);
-                    if self.stopped_within(again_after(tries)).await {
+                    if stopped_before_try(&self.shared.stopping, tries).await {
                         return Fate::Requeue;
                     }
                 }
@@ -308,10 +307,17 @@ impl<F: ConsumerStore> Desk<F> {
         }
     }
 
-    /// Whether the receiver stops within this time.
-    pub(crate) async fn stopped_within(&mut self, wait: Duration) -> bool {
-        let mut stopping = self.shared.stopping.clone();
-        tokio::time::timeout(wait, stopping.wait_for(|stopping| *stopping)).await.is_ok()
+    /// Keeps a message from the broker as a dead one, with the queue and the reason.
+    async fn bury(&mut self, message: &Message, reason: &str) -> Fate {
+        let shared = self.shared.clone();
+        let burial = Burial { consumer: &shared.consumer, origin: &shared.origin, reason, stopping: &shared.stopping };
+        match burial.of(message, self).await {
+            Buried::Kept(Kept::New) => Fate::Dead,
+            Buried::Kept(Kept::Duplicate) => Fate::Duplicate,
+            Buried::Unkept => Fate::Unkept,
+            // Nobody fences a receiver: it claims message by message.
+            Buried::Fenced | Buried::Stopped => Fate::Requeue,
+        }
     }
 
     /// Messages from the broker, in one transaction; their handlers have so long together.
@@ -444,12 +450,39 @@ impl<F: ConsumerStore> Desk<F> {
         Ok(fate_of(settle))
     }
 
+    /// Keeps a message that cannot be kept among those that wait.
+    async fn committed_dead(&mut self, message: &Message, error: &str) -> Result<Kept, StoreError> {
+        let shared = &self.shared;
+        let mut tx = self.session.begin().await?;
+        // It takes no place in its key: it never has an effect by itself.
+        match F::admit(&mut tx, &shared.consumer, &[(message.id, None)]).await?.first() {
+            Some(Admitted::New | Admitted::Behind) => {}
+            Some(Admitted::Duplicate) | None => return Ok(Kept::Duplicate),
+        }
+        F::keep_dead(&mut tx, &shared.consumer, message, error).await?;
+        F::commit(tx).await?;
+        crash_point("consume.buried");
+        Ok(Kept::New)
+    }
+
     async fn settle(&mut self, id: MessageId, claim: i64, settle: &Settle) -> Result<Fate, StoreError> {
         let shared = &self.shared;
         let mut tx = self.session.begin().await?;
         let held = F::settle(&mut tx, &shared.consumer, id, claim, settle).await?;
         F::commit(tx).await?;
         Ok(if held { fate_of(settle) } else { Fate::Lost })
+    }
+}
+
+#[async_trait]
+impl<F: ConsumerStore> Buries for Desk<F> {
+    async fn keep_dead(&mut self, message: &Message, error: &str) -> Result<Option<Kept>, StoreError> {
+        let kept = patient(Duration::ZERO, self.committed_dead(message, error)).await;
+        self.whole(kept).map(Some)
+    }
+
+    fn refuses_the_message(&self, error: &StoreError) -> bool {
+        F::refuses_the_message(error)
     }
 }
 
@@ -475,7 +508,7 @@ enum Judged {
 }
 
 /// Gives a script so long for its handlers and as long again as the store may need.
-pub(crate) async fn patient<T>(limit: Duration, script: impl Future<Output = T>) -> Result<T, Elapsed> {
+async fn patient<T>(limit: Duration, script: impl Future<Output = T>) -> Result<T, Elapsed> {
     tokio::time::timeout(limit.saturating_add(STORE_PATIENCE), script).await
 }
 
@@ -502,10 +535,6 @@ fn fate_of(settle: &Settle) -> Fate {
         Settle::Early { .. } => Fate::Early,
         Settle::Done | Settle::Retry { .. } | Settle::GivenBack => Fate::Retried,
     }
-}
-
-pub(crate) fn again_after(tries: u32) -> Duration {
-    AGAIN_FIRST.saturating_mul(1 << tries.min(10)).min(AGAIN_CAP)
 }
 
 /// Spreads retries by the message's own id: no clock and no generator is needed for that.

@@ -4,6 +4,7 @@
 //! A message whose handler fails, or that waits behind such a one, or for an earlier version, is kept in the store; the broker
 //! is acked and other keys flow. The crate's parts: [`Handlers`] say what is done, [`Receiver`] does it.
 
+mod again;
 mod apply;
 mod bury;
 mod counters;
@@ -23,5 +24,5 @@ pub use counters::ReceiveCounters;
 pub use filler::{FillCounters, Filler, FillerFailed, InboxNow};
 pub use handler::{Call, Compensate, Handle, HandlerError, Incoming, OutOfOrder, Stale};
 pub use handlers::{Handlers, InvalidHandlers, Unknown};
-pub use receiver::{Receiver, ReceiverFailed};
+pub use receiver::{Receiver, ReceiverFailed, ReceiverNow};
 pub use versions::Versions;

@@ -7,6 +7,7 @@ use postroom::{Answer, Arrival, Bound, Receipt, Subscription};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use crate::again::stopped_within;
 use crate::handler::chain;
 use crate::in_hand::InHand;
 
@@ -59,10 +60,10 @@ pub(crate) fn requeue_later(
     subscription: Arc<dyn Subscription>,
     receipt: Receipt,
     in_hand: InHand,
-    mut stopping: watch::Receiver<bool>,
+    stopping: watch::Receiver<bool>,
 ) {
     tokio::spawn(async move {
-        let _ = tokio::time::timeout(REQUEUE_AFTER, stopping.wait_for(|stopping| *stopping)).await;
+        stopped_within(&stopping, REQUEUE_AFTER).await;
         answer(Instant::now(), subscription.as_ref(), &[(receipt, Answer::Requeue)]).await;
         in_hand.remove(receipt);
     });

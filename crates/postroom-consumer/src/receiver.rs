@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use postroom::{
-    Answer, Bound, Consumer, ConsumerStore, MessageId, MessageSpan, Receipt, Received, RetryPolicy, Session, Step,
-    StoreError, Subscription,
+    Answer, Bound, Consumer, ConsumerStore, Happened, Live, MessageId, MessageSpan, Observed, Observer, Receipt,
+    Received, RetryPolicy, Session, Step, StoreError, Subscription,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -60,6 +60,21 @@ pub struct Receiver<F: ConsumerStore> {
     lease: Duration,
     poll: Duration,
     stop_deadline: Duration,
+    observer: Arc<dyn Observer>,
+    live: Live<ReceiverNow>,
+}
+
+/// How a receiver stands in this process.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct ReceiverNow {
+    /// What it has seen so far.
+    pub counters: ReceiveCounters,
+    /// Received, in work or not begun yet.
+    pub received: usize,
+    /// Claimed in the store, in work or not begun yet.
+    pub claimed: usize,
+    /// Workers that handle messages now.
+    pub working: usize,
 }
 
 impl<F: ConsumerStore> Receiver<F> {
@@ -83,7 +98,21 @@ impl<F: ConsumerStore> Receiver<F> {
             lease: Duration::from_secs(10),
             poll: Duration::from_millis(250),
             stop_deadline: Duration::from_secs(20),
+            observer: Arc::new(()),
+            live: Live::new(),
         })
+    }
+
+    /// Tells an observer what happens, once a batch.
+    pub fn observed_by(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    /// Says here how the receiver stands, whenever something has changed.
+    pub fn shown_in(mut self, live: Live<ReceiverNow>) -> Self {
+        self.live = live;
+        self
     }
 
     /// Messages, or batches of them, in work at once; 8. Each has a connection.
@@ -176,16 +205,19 @@ impl<F: ConsumerStore> Receiver<F> {
             take_wait: self.poll,
             stop_deadline: self.stop_deadline,
             counters: ReceiveCounters::default(),
+            received: 0,
+            observer: self.observer,
+            live: self.live,
         };
         running.run(stop, arrivals, &mut receiving).await
     }
 }
 
-/// What a task brought back, with the desk that it worked at.
+/// What a task brought back, with the desk that it worked at, and how long it took.
 enum Done<F: ConsumerStore> {
     /// None: the batch failed as a whole.
-    Batch(Desk<F>, Vec<Arrival>, Option<Vec<End>>),
-    Waiting(Desk<F>, String, End),
+    Batch(Desk<F>, Vec<Arrival>, Option<Vec<End>>, Duration),
+    Waiting(Desk<F>, String, End, Duration),
     Taken(Desk<F>, usize, Result<Vec<Held<F>>, StoreError>),
     Renewed(Desk<F>),
 }
@@ -218,6 +250,10 @@ struct Running<F: ConsumerStore> {
     take_wait: Duration,
     stop_deadline: Duration,
     counters: ReceiveCounters,
+    /// In the queue or in work.
+    received: usize,
+    observer: Arc<dyn Observer>,
+    live: Live<ReceiverNow>,
 }
 
 impl<F: ConsumerStore> Running<F> {
@@ -230,6 +266,7 @@ impl<F: ConsumerStore> Running<F> {
         let mut stop = std::pin::pin!(stop);
         let failed = loop {
             self.begin();
+            self.show();
             let wake = self.wake();
             tokio::select! {
                 biased;
@@ -247,6 +284,7 @@ impl<F: ConsumerStore> Running<F> {
         };
         receiving.abort_all();
         self.stop(arrivals).await;
+        self.show();
         failed.map_or(Ok(self.counters), Err)
     }
 
@@ -299,6 +337,7 @@ impl<F: ConsumerStore> Running<F> {
             let _ = tokio::time::timeout(ACK_TIMEOUT, giving).await;
         }
         receiving_ended(&mut arrivals, |received| self.queue.push(Arrival::of(received)));
+        self.received = 0;
         let left: Vec<(Receipt, Answer)> =
             self.queue.drain().into_iter().map(|arrival| (arrival.received.receipt, Answer::Requeue)).collect();
         self.counters.requeued += left.len() as u64;
@@ -329,6 +368,7 @@ impl<F: ConsumerStore> Running<F> {
             // What is in work goes on: the inbox knows it when it is handed out elsewhere.
             postroom::Arrival::Revoked(partition) => {
                 for arrival in self.queue.revoke(partition) {
+                    self.received -= 1;
                     self.in_hand.remove(arrival.received.receipt);
                 }
                 return;
@@ -347,6 +387,7 @@ impl<F: ConsumerStore> Running<F> {
                 let calls = self.shared.handlers.of(&message.kind).is_some_and(|handler| handler.calls());
                 arrival.careful = arrival.received.redelivered || calls;
             }
+            self.received += 1;
             self.queue.push(arrival);
         }
     }
@@ -414,6 +455,7 @@ impl<F: ConsumerStore> Running<F> {
         self.working += 1;
         let (subscription, stopping) = (self.subscription.clone(), self.shared.stopping.clone());
         let in_hand = self.in_hand.clone();
+        let began = Instant::now();
         self.jobs.spawn(async move {
             let ends = match batch.as_slice() {
                 [one] => Some(vec![desk.single(one).await]),
@@ -433,17 +475,37 @@ impl<F: ConsumerStore> Running<F> {
             }
             answer(Instant::now(), subscription.as_ref(), &answers).await;
             in_hand.remove_all(&answers);
-            Done::Batch(desk, batch, ends)
+            Done::Batch(desk, batch, ends, began.elapsed())
         });
     }
 
     fn handle_waiting(&mut self, held: Held<F>) {
         let Some(mut desk) = self.desks.pop() else { return self.claimed.push_front(held) };
         self.working += 1;
+        let began = Instant::now();
         self.jobs.spawn(async move {
             let kind = held.waiting.message.kind.clone();
             let end = desk.waiting(held).await;
-            Done::Waiting(desk, kind, end)
+            Done::Waiting(desk, kind, end, began.elapsed())
+        });
+    }
+
+    fn happened(&self, event: &Happened) {
+        self.observer.event(Observed::Inbox(self.shared.consumer.as_str()), event);
+    }
+
+    fn handled(&mut self, ends: &[End], took: Duration) {
+        let before = self.counters;
+        ends.iter().for_each(|end| self.counters.count(*end));
+        self.happened(&self.counters.since(&before, took));
+    }
+
+    fn show(&self) {
+        self.live.set(ReceiverNow {
+            counters: self.counters,
+            received: self.received,
+            claimed: self.shared.in_hand().len(),
+            working: self.working,
         });
     }
 
@@ -451,15 +513,16 @@ impl<F: ConsumerStore> Running<F> {
     fn ended(&mut self, done: Done<F>) -> Option<ReceiverFailed> {
         let now = Instant::now();
         match done {
-            Done::Batch(desk, batch, ends) => {
+            Done::Batch(desk, batch, ends, took) => {
                 self.desks.push(desk);
                 self.working -= 1;
+                self.received -= if ends.is_some() { batch.len() } else { 0 };
                 let slots: Vec<Slot> = batch.iter().map(|arrival| Slot::of(&arrival.received)).collect();
                 let mut failed = None;
                 match ends {
                     Some(ends) => {
+                        self.handled(&ends, took);
                         for (arrival, end) in batch.iter().zip(ends) {
-                            self.counters.count(end);
                             if end.fate == Fate::Refused {
                                 let kind = arrival.received.message.kind.clone();
                                 failed = Some(ReceiverFailed::UnknownType(kind));
@@ -478,11 +541,11 @@ impl<F: ConsumerStore> Running<F> {
                 self.queue.release(slots);
                 failed
             }
-            Done::Waiting(desk, kind, end) => {
+            Done::Waiting(desk, kind, end, took) => {
                 self.desks.push(desk);
                 self.working -= 1;
                 self.alone = false;
-                self.counters.count(end);
+                self.handled(&[end], took);
                 // The next of its key may go now.
                 self.next_take = now;
                 (end.fate == Fate::Refused).then_some(ReceiverFailed::UnknownType(kind))
@@ -510,6 +573,7 @@ impl<F: ConsumerStore> Running<F> {
                     self.take_wait,
                     chain(&error)
                 );
+                self.happened(&Happened::StoreFailed { what: "take waiting messages" });
                 self.next_take = now + self.take_wait;
                 self.take_wait = (self.take_wait * 2).min(TAKE_RETRY_CAP);
                 None

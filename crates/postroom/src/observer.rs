@@ -8,7 +8,7 @@ use std::time::Duration;
 pub enum Observed<'a> {
     /// The relay of this route.
     Route(&'a str),
-    /// What fills the inbox of this consumer.
+    /// What fills the inbox of this consumer, or handles its messages.
     Inbox(&'a str),
 }
 
@@ -77,6 +77,21 @@ pub enum Happened {
         duplicates: usize,
         /// Kept as dead ones.
         dead: usize,
+        /// How long it took.
+        took: Duration,
+    },
+    /// Received messages, or those that waited in the store, were handled.
+    Handled {
+        /// Done with, with an effect or by choice without one.
+        done: usize,
+        /// That were there before.
+        duplicates: usize,
+        /// Kept in the store for later: behind others of their key, for an earlier version, or for another attempt.
+        kept: usize,
+        /// Kept as dead ones.
+        dead: usize,
+        /// Given back to the broker, or claimed by somebody else meanwhile.
+        given_up: usize,
         /// How long it took.
         took: Duration,
     },

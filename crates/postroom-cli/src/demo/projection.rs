@@ -52,15 +52,19 @@ struct AddsUp;
 #[async_trait]
 impl Handle<Sqlite, OrderPlaced> for AddsUp {
     async fn handle(&self, tx: &mut SqliteTransaction<'_>, order: &Incoming<OrderPlaced>) -> Result<(), HandlerError> {
-        tx.execute(
-            "insert into totals values (?1, 1, ?2)
-                 on conflict (customer) do update set orders = orders + 1, cents = cents + excluded.cents",
-            params![order.body.customer, order.body.cents],
-        )?;
-        tx.execute(
-            "insert into effects values (?1, 1) on conflict (message_id) do update set times = times + 1",
-            [order.message.id.to_string()],
-        )?;
+        let (customer, cents, id) = (order.body.customer.clone(), order.body.cents, order.message.id.to_string());
+        tx.run(move |tx| {
+            tx.execute(
+                "insert into totals values (?1, 1, ?2)
+                     on conflict (customer) do update set orders = orders + 1, cents = cents + excluded.cents",
+                params![customer, cents],
+            )?;
+            tx.execute(
+                "insert into effects values (?1, 1) on conflict (message_id) do update set times = times + 1",
+                [id],
+            )
+        })
+        .await?;
         Ok(())
     }
 }

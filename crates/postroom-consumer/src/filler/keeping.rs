@@ -5,19 +5,22 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use postroom::{
     Answer, Arrival, Bound, Happened, Keeper, Kept, Live, Message, MessageSpan, Observed, Observer, Received, Step,
-    StoreError, Subscription, Tenure, fingerprint, tidy_reason,
+    StoreError, Subscription, Tenure, tidy_reason,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::{FillCounters, FillerFailed, InboxNow};
+use crate::again::{STORE_PATIENCE, stopped_before_try};
+use crate::bury::{Burial, Buried, Buries};
 use crate::handler::chain;
 use crate::in_hand::InHand;
 use crate::pump::{self, answer};
-use crate::unkeepable::{in_ascii, problem, without_nul};
+use crate::unkeepable::{problem, without_nul};
 
 /// Most of a transaction.
 const BATCH_MAX: usize = 500;
@@ -25,12 +28,8 @@ const BATCH_MAX: usize = 500;
 const RECEIVED_AT_ONCE: Bound = Bound { messages: BATCH_MAX, bytes: 8 << 20 };
 /// While another process still has the queue the broker refuses this one: order over a takeover waits for that.
 const RECEIVE_RETRY_CAP: Duration = Duration::from_secs(3);
-/// What the store is asked to keep takes no longer than this unless it hangs.
-const STORE_PATIENCE: Duration = Duration::from_secs(30);
 /// What is in work at a stop is one transaction.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
-const AGAIN_FIRST: Duration = Duration::from_millis(20);
-const AGAIN_CAP: Duration = Duration::from_secs(5);
 
 /// How it ended.
 pub(super) enum Ended {
@@ -241,7 +240,7 @@ impl Keeping {
                     } else {
                         tracing::error!(id = %message.id, "the store refuses, trying again: {}", chain(&error));
                     }
-                    if self.stopped_within(again_after(tries)).await {
+                    if stopped_before_try(&self.stopping, tries).await {
                         return Fate::Stopped;
                     }
                 }
@@ -249,57 +248,20 @@ impl Keeping {
         }
     }
 
-    /// Keeps a message as a dead one, with the queue and the reason, until that is committed, the store refuses even this, or the
-    /// filler stops.
+    /// Keeps a message as a dead one, with the queue and the reason.
     async fn bury(&self, message: &Message, reason: &str) -> Fate {
-        let consumer = self.keeper.consumer();
-        let error = tidy_reason(format!("{}: {reason}", self.subscription.origin()));
-        let plain_error = error.chars().map(|c| if c.is_ascii() { c } else { '?' }).collect::<String>();
-        let mut plain: Option<Message> = None;
-        let mut tries = 0;
-        loop {
-            let (message, error) = match &plain {
-                Some(plain) => (plain, &plain_error),
-                None => (message, &error),
-            };
-            match self.asked(self.keeper.keep_dead(&self.tenure, message, error)).await {
-                Ok(Some(kept)) => {
-                    if kept == Kept::New {
-                        tracing::error!(
-                            %consumer, id = %message.id, r#type = message.kind, payload = %fingerprint(message),
-                            "a received message cannot be handled and is kept as a dead one; see `postroom dead show --side in {}`: {error}",
-                            message.id
-                        );
-                    }
-                    return Fate::Dead(kept);
-                }
-                Ok(None) => return Fate::Fenced,
-                // Text that the database's encoding cannot hold is replaced; the payload never is.
-                Err(refused) if self.keeper.refuses_the_message(&refused) && plain.is_none() => {
-                    plain = Some(in_ascii(message));
-                }
-                Err(refused) if !refused.is_transient() => {
-                    tracing::error!(
-                        %consumer, id = %message.id,
-                        "the store refuses a received message even as a dead one; it goes back to the broker and comes again: {}: {error}",
-                        chain(&refused)
-                    );
-                    return Fate::Unkept;
-                }
-                Err(again) => {
-                    tries += 1;
-                    tracing::debug!(id = %message.id, "the store says again: {}", chain(&again));
-                    if self.stopped_within(again_after(tries)).await {
-                        return Fate::Stopped;
-                    }
-                }
-            }
+        let burial = Burial {
+            consumer: self.keeper.consumer(),
+            origin: &self.subscription.origin(),
+            reason,
+            stopping: &self.stopping,
+        };
+        match burial.of(message, &mut &*self).await {
+            Buried::Kept(kept) => Fate::Dead(kept),
+            Buried::Unkept => Fate::Unkept,
+            Buried::Fenced => Fate::Fenced,
+            Buried::Stopped => Fate::Stopped,
         }
-    }
-
-    async fn stopped_within(&self, wait: Duration) -> bool {
-        let mut stopping = self.stopping.clone();
-        tokio::time::timeout(wait, stopping.wait_for(|stopping| *stopping)).await.is_ok()
     }
 
     /// A call that hangs is given up; its transaction ends with it.
@@ -311,6 +273,13 @@ impl Keeping {
     }
 }
 
-fn again_after(tries: u32) -> Duration {
-    AGAIN_FIRST.saturating_mul(1 << tries.min(10)).min(AGAIN_CAP)
+#[async_trait]
+impl Buries for &Keeping {
+    async fn keep_dead(&mut self, message: &Message, error: &str) -> Result<Option<Kept>, StoreError> {
+        self.asked(self.keeper.keep_dead(&self.tenure, message, error)).await
+    }
+
+    fn refuses_the_message(&self, error: &StoreError) -> bool {
+        self.keeper.refuses_the_message(error)
+    }
 }

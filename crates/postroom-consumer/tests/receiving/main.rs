@@ -4,6 +4,7 @@
 
 mod failures;
 mod filling;
+mod observed;
 mod once;
 mod processes;
 mod setup;

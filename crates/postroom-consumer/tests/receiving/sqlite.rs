@@ -21,13 +21,17 @@ impl Handle<Sqlite, String> for DoesAsTold {
             return Err(HandlerError::Again("told to fail".into()));
         }
         if told.body == "end the transaction" {
-            tx.execute_batch("rollback")?;
+            tx.run(|tx| tx.execute_batch("rollback")).await?;
             return Ok(());
         }
-        let (id, key) = (told.message.id.to_string(), told.message.ordering_key());
-        tx.execute("insert into effects values (?1, 1) on conflict (id) do update set times = times + 1", [&id])?;
-        tx.execute("insert into done (key, what) values (?1, ?2)", rusqlite::params![key, told.body])?;
-        tx.enqueue(&[Message::new("told", "done", "").key("k")])?;
+        let (id, key) = (told.message.id.to_string(), told.message.ordering_key().map(str::to_owned));
+        let what = told.body.clone();
+        tx.run(move |tx| {
+            tx.execute("insert into effects values (?1, 1) on conflict (id) do update set times = times + 1", [&id])?;
+            tx.execute("insert into done (key, what) values (?1, ?2)", rusqlite::params![key, what])
+        })
+        .await?;
+        tx.enqueue(&[Message::new("told", "done", "").key("k")]).await?;
         Ok(())
     }
 }
@@ -39,7 +43,7 @@ impl Compensate<Sqlite> for DoesAsTold {
             OutOfOrder::Missing { versions, .. } => format!("missing {}-{}", versions.start(), versions.end()),
             OutOfOrder::Late { handled, .. } => format!("late after {handled}"),
         };
-        tx.execute("insert into done (key, what) values ('o', ?1)", [what])?;
+        tx.run(move |tx| tx.execute("insert into done (key, what) values ('o', ?1)", [what])).await?;
         Ok(())
     }
 }

@@ -8,8 +8,8 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::Sqlite;
 use crate::connect::NOW;
-use crate::connect::store_error;
-use crate::inbox::receiving::{MESSAGE, SqliteTransaction, open};
+use crate::inbox::receiving::MESSAGE;
+use crate::inbox::transaction::SqliteTransaction;
 use crate::outbox::columns::encoded;
 
 #[async_trait]
@@ -28,8 +28,8 @@ impl FillerStore for Sqlite {
                 free: row.get(4)?,
             })
         };
-        let found = open(tx)?.query_row(&sql, [consumer.as_str()], seen).optional();
-        found.map_err(|error| store_error("look who fills an inbox", error))
+        let consumer = consumer.clone();
+        tx.stored("look who fills an inbox", move |tx| tx.query_row(&sql, [consumer.as_str()], seen).optional()).await
     }
 
     async fn take_inbox(
@@ -39,15 +39,15 @@ impl FillerStore for Sqlite {
         lease: Duration,
         seen: Option<&FillerSeen>,
     ) -> Result<Option<Tenure>, StoreError> {
-        let (tx, lease) = (open(tx)?, milliseconds(lease));
-        let taken = match seen {
+        let (name, owned, seen, lease) = (consumer.clone(), owner.to_owned(), seen.cloned(), milliseconds(lease));
+        let epoch = tx.stored("take an inbox to fill", move |tx| match seen {
             None => tx
                 .query_row(
                     &format!(
                         "insert into postroom_inbox_fillers (consumer, owner, epoch, lease_ms, expires_ms)
                          values (?1, ?2, 1, ?3, {NOW} + ?3) on conflict (consumer) do nothing returning epoch"
                     ),
-                    params![consumer.as_str(), owner, lease],
+                    params![name.as_str(), owned, lease],
                     |row| row.get(0),
                 )
                 .optional(),
@@ -58,13 +58,12 @@ impl FillerStore for Sqlite {
                             set owner = ?2, epoch = epoch + 1, lease_ms = ?3, expires_ms = {NOW} + ?3
                           where consumer = ?1 and epoch = ?4 and expires_ms = ?5 returning epoch"
                     ),
-                    params![consumer.as_str(), owner, lease, seen.epoch, seen.renewal],
+                    params![name.as_str(), owned, lease, seen.epoch, seen.renewal],
                     |row| row.get(0),
                 )
                 .optional(),
-        };
-        let epoch = taken.map_err(|error| store_error("take an inbox to fill", error))?;
-        Ok(epoch.map(|epoch| Tenure { owner: owner.to_owned(), epoch }))
+        });
+        Ok(epoch.await?.map(|epoch| Tenure { owner: owner.to_owned(), epoch }))
     }
 
     async fn renew_inbox(
@@ -78,9 +77,12 @@ impl FillerStore for Sqlite {
             "update postroom_inbox_fillers set lease_ms = ?4, expires_ms = {NOW} + ?4 + (expires_ms = {NOW} + ?4)
               where consumer = ?1 and owner = ?2 and epoch = ?3"
         );
-        let parameters = params![consumer.as_str(), tenure.owner, tenure.epoch, milliseconds(lease)];
-        let renewed = open(tx)?.execute(&sql, parameters);
-        Ok(renewed.map_err(|error| store_error("renew the lease of an inbox", error))? == 1)
+        let (consumer, tenure) = (consumer.clone(), tenure.clone());
+        tx.stored("renew the lease of an inbox", move |tx| {
+            let parameters = params![consumer.as_str(), tenure.owner, tenure.epoch, milliseconds(lease)];
+            tx.execute(&sql, parameters).map(|renewed| renewed == 1)
+        })
+        .await
     }
 
     async fn fence_inbox(
@@ -91,8 +93,11 @@ impl FillerStore for Sqlite {
         // The transaction is an immediate one: nobody else writes before it ends.
         let sql =
             "select exists (select 1 from postroom_inbox_fillers where consumer = ?1 and owner = ?2 and epoch = ?3)";
-        let held = open(tx)?.query_row(sql, params![consumer.as_str(), tenure.owner, tenure.epoch], |row| row.get(0));
-        held.map_err(|error| store_error("check who fills an inbox", error))
+        let (consumer, tenure) = (consumer.clone(), tenure.clone());
+        tx.stored("check who fills an inbox", move |tx| {
+            tx.query_row(sql, params![consumer.as_str(), tenure.owner, tenure.epoch], |row| row.get(0))
+        })
+        .await
     }
 
     async fn leave_inbox(
@@ -104,8 +109,11 @@ impl FillerStore for Sqlite {
             "update postroom_inbox_fillers set owner = null, expires_ms = {NOW}
               where consumer = ?1 and owner = ?2 and epoch = ?3"
         );
-        let left = open(tx)?.execute(&sql, params![consumer.as_str(), tenure.owner, tenure.epoch]);
-        left.map(drop).map_err(|error| store_error("give an inbox back", error))
+        let (consumer, tenure) = (consumer.clone(), tenure.clone());
+        tx.stored("give an inbox back", move |tx| {
+            tx.execute(&sql, params![consumer.as_str(), tenure.owner, tenure.epoch]).map(drop)
+        })
+        .await
     }
 }
 

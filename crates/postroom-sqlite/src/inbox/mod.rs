@@ -3,5 +3,6 @@
 mod filling;
 mod once;
 mod receiving;
+mod transaction;
 
-pub use receiving::{SqliteSession, SqliteTransaction};
+pub use transaction::{SqliteSession, SqliteTransaction};

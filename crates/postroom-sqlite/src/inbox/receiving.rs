@@ -1,104 +1,23 @@
-//! The consumer's side, through rusqlite. Writers take turns in SQLite, so a worker that has begun is alone with the file.
+//! The consumer's side, through rusqlite.
 
-use std::ops::Deref;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    Admitted, Aggregate, BoxError, Consumer, ConsumerStore, Keep, Message, MessageId, Session, Settle, StoreError,
-    Transactions, Waiting,
+    Admitted, Aggregate, BoxError, Consumer, ConsumerStore, Keep, Message, MessageId, Settle, StoreError, Waiting,
 };
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::Sqlite;
-use crate::connect::NOW;
-use crate::connect::{connect, store_error};
+use crate::connect::{NOW, store_error};
 use crate::inbox::filling::{is_about_values, keep_dead};
+use crate::inbox::transaction::{SqliteTransaction, refused};
 use crate::log::record::noted;
 use crate::log::row::message_of;
 use crate::outbox::columns::{ADMIT_SQL, encoded};
 
-/// How long a worker waits for the file, and how often it asks.
-const BEGIN_WAIT: Duration = Duration::from_secs(10);
-const BEGIN_PAUSE: Duration = Duration::from_millis(5);
-
 pub(crate) const MESSAGE: &str = "topic, type, payload, key, routing_key, content_type, headers, tenant_id, aggregate_type, \
                        aggregate_id, aggregate_version, occurred_ms";
-
-/// An open immediate transaction on a worker's own connection; rolled back when it is dropped. Statements run on the
-/// connection that it dereferences to. They block the thread for as long as SQLite works.
-#[derive(Debug)]
-pub struct SqliteTransaction<'c> {
-    connection: &'c mut Connection,
-    open: bool,
-}
-
-impl Deref for SqliteTransaction<'_> {
-    type Target = Connection;
-
-    fn deref(&self) -> &Connection {
-        self.connection
-    }
-}
-
-impl Drop for SqliteTransaction<'_> {
-    fn drop(&mut self) {
-        if self.open {
-            // A rollback that fails leaves a connection in a transaction; the session replaces it.
-            let _ = self.connection.execute_batch("rollback");
-        }
-    }
-}
-
-impl Transactions for Sqlite {
-    type Tx<'c> = SqliteTransaction<'c>;
-}
-
-/// A worker's connection to a file.
-#[derive(Debug)]
-pub struct SqliteSession {
-    path: PathBuf,
-    connection: Option<Connection>,
-}
-
-impl SqliteSession {
-    /// Opens the file with the first transaction.
-    pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), connection: None }
-    }
-}
-
-#[async_trait]
-impl Session<Sqlite> for SqliteSession {
-    async fn begin(&mut self) -> Result<SqliteTransaction<'_>, StoreError> {
-        const WHAT: &str = "begin the consumer's transaction";
-        let connection = match self.connection.take().filter(Connection::is_autocommit) {
-            Some(connection) => connection,
-            None => {
-                let connection = connect(&self.path)?;
-                // Waiting for other writers is done here without blocking the thread.
-                connection.busy_timeout(Duration::ZERO).map_err(|error| store_error(WHAT, error))?;
-                connection
-            }
-        };
-        let connection = self.connection.insert(connection);
-        let mut waited = Duration::ZERO;
-        loop {
-            match connection.execute_batch("begin immediate") {
-                Ok(()) => return Ok(SqliteTransaction { connection, open: true }),
-                Err(error) => {
-                    let error = store_error(WHAT, error);
-                    if !matches!(error, StoreError::Busy { .. }) || waited >= BEGIN_WAIT {
-                        return Err(error);
-                    }
-                    tokio::time::sleep(BEGIN_PAUSE).await;
-                    waited += BEGIN_PAUSE;
-                }
-            }
-        }
-    }
-}
 
 fn admit(tx: &Connection, consumer: &Consumer, id: MessageId, key: Option<&str>) -> Result<Admitted, rusqlite::Error> {
     let new = tx.prepare_cached(ADMIT_SQL)?.execute(params![consumer.as_str(), id.to_string()])? == 1;
@@ -115,12 +34,14 @@ fn admit(tx: &Connection, consumer: &Consumer, id: MessageId, key: Option<&str>)
     Ok(if behind { Admitted::Behind } else { Admitted::New })
 }
 
-fn keep(tx: &Connection, consumer: &Consumer, message: &Message, keep: Keep<'_>) -> Result<i64, BoxError> {
-    let (state, owner, due) = match keep {
-        Keep::Ready => ("ready", None, Duration::ZERO),
-        Keep::Claimed { owner, lease } => ("claimed", Some(owner), lease),
-        Keep::Early { window } => ("early", None, window),
-    };
+fn keep(
+    tx: &Connection,
+    consumer: &Consumer,
+    message: &Message,
+    state: &str,
+    owner: Option<&str>,
+    due: Duration,
+) -> Result<(), BoxError> {
     let (headers, occurred, _) = encoded(message)?;
     let sql = format!(
         "insert into postroom_inbox_messages (consumer, id, state, due_ms, claimed_by, claims, ordering_key, {MESSAGE})
@@ -147,7 +68,7 @@ fn keep(tx: &Connection, consumer: &Consumer, message: &Message, keep: Keep<'_>)
         message.aggregate_version,
         occurred,
     ])?;
-    Ok(0)
+    Ok(())
 }
 
 /// What waits would wait for so much longer, and claims of the dead with it.
@@ -302,16 +223,8 @@ fn settle(
     Ok(changed == 1)
 }
 
-/// A handler can end the transaction; without one every statement would commit by itself.
-pub(crate) fn open<'a>(tx: &'a SqliteTransaction<'_>) -> Result<&'a Connection, StoreError> {
-    if tx.connection.is_autocommit() {
-        let source = "its transaction was ended by a statement in it".into();
-        return Err(StoreError::Refused { what: "go on in the consumer's transaction", source });
-    }
-    Ok(tx)
-}
-
-fn refused<T>(what: &'static str, kept: Result<T, BoxError>) -> Result<T, StoreError> {
+/// What was kept, or why not, as the store says it.
+pub(crate) fn sorted<T>(what: &'static str, kept: Result<T, BoxError>) -> Result<T, StoreError> {
     kept.map_err(|error| match error.downcast::<rusqlite::Error>() {
         Ok(error) => store_error(what, *error),
         Err(source) => StoreError::Refused { what, source },
@@ -321,17 +234,11 @@ fn refused<T>(what: &'static str, kept: Result<T, BoxError>) -> Result<T, StoreE
 #[async_trait]
 impl ConsumerStore for Sqlite {
     fn is_open(tx: &SqliteTransaction<'_>) -> bool {
-        !tx.connection.is_autocommit()
+        tx.is_open()
     }
 
-    async fn commit(mut tx: SqliteTransaction<'_>) -> Result<(), StoreError> {
-        if let Err(error) = open(&tx) {
-            tx.open = false;
-            return Err(error);
-        }
-        tx.connection.execute_batch("commit").map_err(|error| store_error("commit the effect", error))?;
-        tx.open = false;
-        Ok(())
+    async fn commit(tx: SqliteTransaction<'_>) -> Result<(), StoreError> {
+        tx.commit().await
     }
 
     async fn admit(
@@ -339,9 +246,11 @@ impl ConsumerStore for Sqlite {
         consumer: &Consumer,
         arrivals: &[(MessageId, Option<String>)],
     ) -> Result<Vec<Admitted>, StoreError> {
-        let tx = open(tx)?;
-        let admitted = arrivals.iter().map(|(id, key)| admit(tx, consumer, *id, key.as_deref()));
-        admitted.collect::<Result<_, _>>().map_err(|error| store_error("claim messages in the inbox", error))
+        let (consumer, arrivals) = (consumer.clone(), arrivals.to_vec());
+        tx.stored("claim messages in the inbox", move |tx| {
+            arrivals.iter().map(|(id, key)| admit(tx, &consumer, *id, key.as_deref())).collect()
+        })
+        .await
     }
 
     async fn keep(
@@ -351,12 +260,17 @@ impl ConsumerStore for Sqlite {
         how: Keep<'_>,
     ) -> Result<i64, StoreError> {
         const WHAT: &str = "keep received messages";
-        let tx = open(tx)?;
-        let mut claim = 0;
-        for message in messages {
-            claim = refused(WHAT, keep(tx, consumer, message, how))?;
-        }
-        Ok(claim)
+        let (consumer, messages) = (consumer.clone(), messages.to_vec());
+        let (state, owner, due) = match how {
+            Keep::Ready => ("ready", None, Duration::ZERO),
+            Keep::Claimed { owner, lease } => ("claimed", Some(owner.to_owned()), lease),
+            Keep::Early { window } => ("early", None, window),
+        };
+        let kept = tx.aside(move |tx| {
+            let keep = |message| sorted(WHAT, keep(tx, &consumer, message, state, owner.as_deref(), due));
+            messages.iter().try_for_each(keep)
+        });
+        kept.await.map_err(|ended| refused(WHAT, ended))?.map(|()| 0)
     }
 
     async fn keep_dead(
@@ -365,7 +279,10 @@ impl ConsumerStore for Sqlite {
         message: &Message,
         error: &str,
     ) -> Result<(), StoreError> {
-        refused("keep a received message as a dead one", keep_dead(open(tx)?, consumer, message, error))
+        const WHAT: &str = "keep a received message as a dead one";
+        let (consumer, message, error) = (consumer.clone(), message.clone(), error.to_owned());
+        let kept = tx.aside(move |tx| sorted(WHAT, keep_dead(tx, &consumer, &message, &error)));
+        kept.await.map_err(|ended| refused(WHAT, ended))?
     }
 
     async fn take(
@@ -376,8 +293,9 @@ impl ConsumerStore for Sqlite {
         lease: Duration,
         claims_max: u32,
     ) -> Result<Vec<Waiting>, StoreError> {
-        let tx = open(tx)?;
-        take(tx, consumer, owner, max, lease, claims_max).map_err(|error| store_error("take waiting messages", error))
+        let (consumer, owner) = (consumer.clone(), owner.to_owned());
+        let taken = move |tx: &Connection| take(tx, &consumer, &owner, max, lease, claims_max);
+        tx.stored("take waiting messages", taken).await
     }
 
     async fn renew(
@@ -386,19 +304,19 @@ impl ConsumerStore for Sqlite {
         claims: &[(MessageId, i64)],
         lease: Duration,
     ) -> Result<(), StoreError> {
-        let tx = open(tx)?;
+        let (consumer, claims) = (consumer.clone(), claims.to_vec());
         let sql = format!(
             "update postroom_inbox_messages set due_ms = {NOW} + ?4
               where consumer = ?1 and id = ?2 and claim = ?3 and state = 'claimed'"
         );
-        for (id, claim) in claims {
-            tx.prepare_cached(&sql)
-                .and_then(|mut statement| {
-                    statement.execute(params![consumer.as_str(), id.to_string(), claim, lease.as_millis() as i64])
-                })
-                .map_err(|error| store_error("renew the claims of waiting messages", error))?;
-        }
-        Ok(())
+        tx.stored("renew the claims of waiting messages", move |tx| {
+            let mut statement = tx.prepare_cached(&sql)?;
+            for (id, claim) in claims {
+                statement.execute(params![consumer.as_str(), id.to_string(), claim, lease.as_millis() as i64])?;
+            }
+            Ok(())
+        })
+        .await
     }
 
     async fn settle(
@@ -408,8 +326,8 @@ impl ConsumerStore for Sqlite {
         claim: i64,
         how: &Settle,
     ) -> Result<bool, StoreError> {
-        let tx = open(tx)?;
-        settle(tx, consumer, id, claim, how).map_err(|error| store_error("settle a waiting message", error))
+        let (consumer, how) = (consumer.clone(), how.clone());
+        tx.stored("settle a waiting message", move |tx| settle(tx, &consumer, id, claim, &how)).await
     }
 
     async fn version(
@@ -417,16 +335,16 @@ impl ConsumerStore for Sqlite {
         consumer: &Consumer,
         aggregate: &Aggregate,
     ) -> Result<Option<i64>, StoreError> {
-        let tx = open(tx)?;
-        tx.prepare_cached(
-            "select version from postroom_inbox_versions where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3",
-        )
-        .and_then(|mut statement| {
-            statement
-                .query_row(params![consumer.as_str(), aggregate.kind, aggregate.id], |row| row.get(0))
-                .optional()
+        let (consumer, aggregate) = (consumer.clone(), aggregate.clone());
+        tx.stored("read the version of an aggregate", move |tx| {
+            tx.prepare_cached(
+                "select version from postroom_inbox_versions
+                  where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3",
+            )?
+            .query_row(params![consumer.as_str(), aggregate.kind, aggregate.id], |row| row.get(0))
+            .optional()
         })
-        .map_err(|error| store_error("read the version of an aggregate", error))
+        .await
     }
 
     async fn set_version(
@@ -435,20 +353,22 @@ impl ConsumerStore for Sqlite {
         aggregate: &Aggregate,
         version: i64,
     ) -> Result<(), StoreError> {
-        let tx = open(tx)?;
-        let next = format!(
-            "update postroom_inbox_messages set state = 'ready', due_ms = {NOW}
-              where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3 and aggregate_version - 1 = ?4 and state = 'early'"
-        );
-        let parameters = params![consumer.as_str(), aggregate.kind, aggregate.id, version];
-        tx.execute(
-            "insert into postroom_inbox_versions values (?1, ?2, ?3, ?4)
-                 on conflict do update set version = excluded.version",
-            parameters,
-        )
-        .and_then(|_| tx.execute(&next, params![consumer.as_str(), aggregate.kind, aggregate.id, version]))
-        .map(drop)
-        .map_err(|error| store_error("note the version of an aggregate", error))
+        let (consumer, aggregate) = (consumer.clone(), aggregate.clone());
+        tx.stored("note the version of an aggregate", move |tx| {
+            let parameters = params![consumer.as_str(), aggregate.kind, aggregate.id, version];
+            tx.execute(
+                "insert into postroom_inbox_versions values (?1, ?2, ?3, ?4)
+                     on conflict do update set version = excluded.version",
+                parameters,
+            )?;
+            let next = format!(
+                "update postroom_inbox_messages set state = 'ready', due_ms = {NOW}
+                  where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3 and aggregate_version - 1 = ?4
+                    and state = 'early'"
+            );
+            tx.execute(&next, parameters).map(drop)
+        })
+        .await
     }
 
     async fn waiting_versions(
@@ -458,21 +378,20 @@ impl ConsumerStore for Sqlite {
         above: i64,
         below: i64,
     ) -> Result<Vec<(i64, bool)>, StoreError> {
-        let tx = open(tx)?;
-        tx.prepare_cached(
-            "select aggregate_version, state = 'early' from postroom_inbox_messages
-              where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3
-                and aggregate_version > ?4 and aggregate_version < ?5
-              order by aggregate_version",
-        )
-        .and_then(|mut statement| {
-            statement
-                .query_map(params![consumer.as_str(), aggregate.kind, aggregate.id, above, below], |row| {
-                    Ok((row.get(0)?, row.get(1)?))
-                })?
-                .collect()
+        let (consumer, aggregate) = (consumer.clone(), aggregate.clone());
+        tx.stored("read the versions that wait", move |tx| {
+            tx.prepare_cached(
+                "select aggregate_version, state = 'early' from postroom_inbox_messages
+                  where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3
+                    and aggregate_version > ?4 and aggregate_version < ?5
+                  order by aggregate_version",
+            )?
+            .query_map(params![consumer.as_str(), aggregate.kind, aggregate.id, above, below], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })?
+            .collect()
         })
-        .map_err(|error| store_error("read the versions that wait", error))
+        .await
     }
 
     fn refuses_the_message(error: &StoreError) -> bool {

@@ -7,3 +7,6 @@ mod guard;
 mod rusqlite;
 #[cfg(feature = "sqlx")]
 mod sqlx;
+
+#[cfg(feature = "rusqlite")]
+pub(crate) use rusqlite::enqueue;

@@ -4,7 +4,6 @@ use postroom::{EnqueueError, Message};
 use rusqlite::{Connection, ErrorCode, Transaction, params};
 
 use crate::Sqlite;
-use crate::inbox::SqliteTransaction;
 use crate::outbox::columns::{ENQUEUE_SQL, stamped};
 
 impl Sqlite {
@@ -15,14 +14,7 @@ impl Sqlite {
     }
 }
 
-impl SqliteTransaction<'_> {
-    /// Writes `messages` into this transaction, in their order.
-    pub fn enqueue(&self, messages: &[Message]) -> Result<(), EnqueueError> {
-        enqueue(self, messages)
-    }
-}
-
-fn enqueue(tx: &Connection, messages: &[Message]) -> Result<(), EnqueueError> {
+pub(crate) fn enqueue(tx: &Connection, messages: &[Message]) -> Result<(), EnqueueError> {
     for message in messages {
         message.check()?;
     }

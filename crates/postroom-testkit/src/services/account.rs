@@ -45,10 +45,19 @@ impl Account {
         self.0.map_or(Ok(()), |ids| chown(folder, Some(ids.uid), Some(ids.gid)))
     }
 
-    /// Whether the account gets to `folder`: some parent may be closed to it, like `/root`.
+    /// Whether the account can run what lies in `folder`.
+    pub(super) fn enters(self, folder: &Path) -> io::Result<bool> {
+        self.does("cd -- \"$0\"", folder)
+    }
+
+    /// Whether the account gets to `folder` and may write there: some parent may be closed to it, like `/root`.
     pub(super) fn reaches(self, folder: &Path) -> io::Result<bool> {
+        self.does("cd -- \"$0\" && test -w .", folder)
+    }
+
+    fn does(self, script: &str, folder: &Path) -> io::Result<bool> {
         let mut command = Command::new("sh");
-        command.args(["-c", "cd -- \"$0\" && test -w ."]).arg(folder).current_dir("/");
+        command.args(["-c", script]).arg(folder).current_dir("/");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         self.runs(&mut command);
         Ok(command.status()?.success())

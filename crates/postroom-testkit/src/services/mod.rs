@@ -19,7 +19,7 @@ mod tmpfs;
 mod wait;
 
 pub use pgbouncer::PgBouncer;
-pub use postgres::{PostgresOptions, PostgresServer};
+pub use postgres::{POSTGRES_PROGRAMS, PostgresOptions, PostgresServer};
 pub use rabbitmq::RabbitServer;
 pub use tmpfs::Tmpfs;
 
@@ -42,4 +42,18 @@ pub fn missing() -> Vec<&'static str> {
         packages.push("libfaketime");
     }
     packages
+}
+
+/// Whether [`POSTGRES_PROGRAMS`] says which PostgreSQL is used.
+#[must_use]
+pub fn postgres_is_chosen() -> bool {
+    std::env::var_os(POSTGRES_PROGRAMS).is_some()
+}
+
+/// Whether the account that PostgreSQL runs under gets to a folder of ours.
+///
+/// # Errors
+/// When that cannot be found out.
+pub fn postgres_can_run_in(folder: &std::path::Path) -> std::io::Result<bool> {
+    account::Account::for_postgres()?.enters(folder)
 }

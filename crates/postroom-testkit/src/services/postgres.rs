@@ -294,8 +294,16 @@ impl Drop for PostgresServer {
     }
 }
 
-/// The folder with `initdb` and `postgres`: Debian's of the highest version, else the one on the `PATH`.
+/// Names the folder of the PostgreSQL that is used, with `initdb` and `postgres` in it.
+pub const POSTGRES_PROGRAMS: &str = "POSTROOM_POSTGRES_PROGRAMS";
+
+/// The folder with `initdb` and `postgres`: the one of [`POSTGRES_PROGRAMS`], else Debian's of the highest version, else the one on
+/// the `PATH`.
 pub(super) fn programs() -> Option<PathBuf> {
+    let chosen = env::var_os(POSTGRES_PROGRAMS).map(PathBuf::from);
+    if chosen.is_some() {
+        return chosen;
+    }
     let mut debian: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
         .flatten()

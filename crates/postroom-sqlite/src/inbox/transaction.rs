@@ -1,0 +1,188 @@
+//! A consumer's transaction on one file. Writers take turns in SQLite, so a worker that has begun is alone with the file. All
+//! work happens on blocking threads, to which the connection goes and from which it comes back.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use postroom::{EnqueueError, Message, Session, StoreError, Transactions};
+use rusqlite::{Connection, InterruptHandle, ffi};
+use tokio::runtime::Handle;
+use tokio::task::spawn_blocking;
+
+use crate::Sqlite;
+use crate::connect::{connect, store_error};
+use crate::outbox::enqueue;
+
+/// How long a worker waits for the file, and how often it asks.
+const BEGIN_WAIT: Duration = Duration::from_secs(10);
+const BEGIN_PAUSE: Duration = Duration::from_millis(5);
+
+/// There is no transaction any more.
+#[derive(Debug, thiserror::Error)]
+#[error("its transaction was ended by a statement in it, or by giving up what ran in it")]
+pub(crate) struct Ended;
+
+/// An open immediate transaction on a worker's own connection; rolled back when it is dropped.
+#[derive(Debug)]
+pub struct SqliteTransaction<'c> {
+    /// None: it went to a blocking thread and nobody waited for it to come back. It is rolled back there.
+    connection: &'c mut Option<Connection>,
+}
+
+impl SqliteTransaction<'_> {
+    /// Runs statements of this transaction on a thread that may block. Giving up the future interrupts what runs and ends the
+    /// transaction. Once it has ended nothing runs any more, because each statement would be committed by itself.
+    ///
+    /// The closure moves to another thread, so it takes copies of what it needs.
+    pub async fn run<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    ) -> Result<T, rusqlite::Error> {
+        let misuse =
+            |ended: Ended| rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_MISUSE), Some(ended.to_string()));
+        self.aside(work).await.map_err(misuse)?
+    }
+
+    /// Writes `messages` into this transaction, in their order.
+    pub async fn enqueue(&mut self, messages: &[Message]) -> Result<(), EnqueueError> {
+        let messages = messages.to_vec();
+        let enqueued = self.aside(move |connection| enqueue(connection, &messages)).await;
+        enqueued.map_err(|ended| EnqueueError::Store(ended.into()))?
+    }
+
+    /// As [`run`](Self::run), for the runtime's own statements.
+    pub(crate) async fn stored<T: Send + 'static>(
+        &mut self,
+        what: &'static str,
+        work: impl FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.aside(work).await.map_err(|ended| refused(what, ended))?.map_err(|error| store_error(what, error))
+    }
+
+    /// Runs on a blocking thread, within the transaction.
+    pub(crate) async fn aside<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&Connection) -> T + Send + 'static,
+    ) -> Result<T, Ended> {
+        let Some(connection) = self.connection.take() else { return Err(Ended) };
+        let mut interrupt = Interrupt(Some(connection.get_interrupt_handle()));
+        let worked = spawn_blocking(move || {
+            let worked = (!connection.is_autocommit()).then(|| work(&connection));
+            (connection, worked)
+        });
+        let worked = worked.await;
+        interrupt.0 = None;
+        match worked {
+            Ok((connection, worked)) => {
+                *self.connection = Some(connection);
+                worked.ok_or(Ended)
+            }
+            // The connection was dropped, which rolled back.
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => Err(Ended),
+            },
+        }
+    }
+
+    pub(crate) async fn commit(mut self) -> Result<(), StoreError> {
+        self.stored("commit the effect", |connection| connection.execute_batch("commit")).await
+    }
+
+    /// Whether it can still be committed.
+    pub(crate) fn is_open(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| !connection.is_autocommit())
+    }
+}
+
+impl Drop for SqliteTransaction<'_> {
+    fn drop(&mut self) {
+        if self.is_open() {
+            // Closing it rolls back.
+            close(self.connection.take());
+        }
+    }
+}
+
+/// Interrupts what runs on a connection when it is dropped.
+struct Interrupt(Option<InterruptHandle>);
+
+impl Drop for Interrupt {
+    fn drop(&mut self) {
+        if let Some(handle) = &self.0 {
+            handle.interrupt();
+        }
+    }
+}
+
+/// Closes a connection on a blocking thread: the last one of a file may have a write-ahead log to bring in.
+fn close(connection: Option<Connection>) {
+    match Handle::try_current() {
+        Ok(runtime) if connection.is_some() => drop(runtime.spawn_blocking(move || drop(connection))),
+        _ => drop(connection),
+    }
+}
+
+pub(crate) fn refused(what: &'static str, error: impl Into<postroom::BoxError>) -> StoreError {
+    StoreError::Refused { what, source: error.into() }
+}
+
+impl Transactions for Sqlite {
+    type Tx<'c> = SqliteTransaction<'c>;
+}
+
+/// A worker's connection to a file.
+#[derive(Debug)]
+pub struct SqliteSession {
+    path: PathBuf,
+    connection: Option<Connection>,
+}
+
+impl SqliteSession {
+    /// Opens the file with the first transaction.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), connection: None }
+    }
+}
+
+impl Drop for SqliteSession {
+    fn drop(&mut self) {
+        close(self.connection.take());
+    }
+}
+
+#[async_trait]
+impl Session<Sqlite> for SqliteSession {
+    async fn begin(&mut self) -> Result<SqliteTransaction<'_>, StoreError> {
+        const WHAT: &str = "begin the consumer's transaction";
+        let mut waited = Duration::ZERO;
+        loop {
+            let (path, idle) = (self.path.clone(), self.connection.take().filter(Connection::is_autocommit));
+            let begun = spawn_blocking(move || {
+                let connection = match idle {
+                    Some(connection) => connection,
+                    None => {
+                        let connection = connect(&path)?;
+                        // Waiting for other writers is done here, without a thread.
+                        connection.busy_timeout(Duration::ZERO).map_err(|error| store_error(WHAT, error))?;
+                        connection
+                    }
+                };
+                let begun = connection.execute_batch("begin immediate").map_err(|error| store_error(WHAT, error));
+                Ok((connection, begun))
+            });
+            let begun = begun.await.map_err(|error| StoreError::Unavailable { what: WHAT, source: error.into() })?;
+            let (connection, begun) = begun?;
+            self.connection = Some(connection);
+            match begun {
+                Ok(()) => return Ok(SqliteTransaction { connection: &mut self.connection }),
+                Err(error) if !matches!(error, StoreError::Busy { .. }) || waited >= BEGIN_WAIT => return Err(error),
+                Err(_) => {
+                    tokio::time::sleep(BEGIN_PAUSE).await;
+                    waited += BEGIN_PAUSE;
+                }
+            }
+        }
+    }
+}
