@@ -1,7 +1,16 @@
--- What a consumer needs in its own database: to claim messages, to keep those that wait, and to note versions.
+-- What a consumer needs in its own database: to claim messages, to keep those that wait, and to note versions. Consumers of one
+-- database see each other's messages: they trust each other, or have a database each.
 grant usage on schema postroom to app_consumer;
-grant execute on all functions in schema postroom to app_consumer;
-revoke execute on function postroom.mend() from app_consumer;
+grant execute on function
+    postroom.inbox_admit(text, uuid),
+    postroom.inbox_admit_many(text, uuid[]),
+    postroom.inbox_newer(text, text, text, bigint),
+    postroom.inbox_take(text, integer, text, interval, integer),
+    postroom.inbox_done(text, uuid, bigint),
+    postroom.inbox_renew(text, text, interval),
+    postroom.inbox_fail(text, uuid, bigint, text, interval, integer, boolean),
+    postroom.inbox_bury(text, uuid, integer, text, text),
+    postroom.failure_noted(jsonb, integer, text) to app_consumer;
 grant select, insert on postroom.inbox, postroom.dead_consume to app_consumer;
 grant select, insert, update, delete on postroom.inbox_messages, postroom.inbox_versions, postroom.inbox_clocks to app_consumer;
 grant usage on sequence postroom.inbox_claims to app_consumer;

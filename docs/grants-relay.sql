@@ -1,6 +1,15 @@
--- What a relay needs: it reads the outbox and writes progress, and sees no table of the application.
+-- What a relay needs: it reads the outbox and writes progress, and sees no table of the application. One that fills inboxes needs
+-- grants-consumer.sql too.
 grant usage on schema postroom to postroom_relay;
-grant execute on all functions in schema postroom to postroom_relay;
+grant execute on function
+    postroom.checkpoint(),
+    postroom.register_route(text, text[], text, text, text),
+    postroom.change_route(text, text[], text, text, text),
+    postroom.at_home(),
+    postroom.missing_indexes(),
+    postroom.positions_are_foreign(),
+    postroom.failure_noted(jsonb, integer, text),
+    postroom.mend() to postroom_relay;
 grant select on postroom.outbox, postroom.settings, postroom.migrations, postroom.outbox_seq_seq to postroom_relay;
 grant select, insert, update on postroom.routes, postroom.route_revisions, postroom.lanes to postroom_relay;
 grant select, insert, update, delete on postroom.parked, postroom.relays, postroom.suspects to postroom_relay;

@@ -1,7 +1,7 @@
 //! `postroom migrate`.
 
 use clap::Args;
-use postroom::{LANES_DEFAULT, MigrateError, Migrated};
+use postroom::{MigrateError, Migrated};
 
 use crate::StoreArgs;
 use crate::exit::{self, Failure};
@@ -12,9 +12,12 @@ use crate::store;
 pub struct MigrateArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Lanes of a new PostgreSQL schema, the units in which a route is read; fixed afterwards
-    #[arg(long, default_value_t = LANES_DEFAULT, value_name = "N")]
-    lanes: u16,
+    /// Lanes of a new PostgreSQL schema, the units in which a route is read and shared; fixed afterwards [default: 16]
+    #[arg(long, value_name = "N")]
+    lanes: Option<u16>,
+    /// Show what would be done, and what each step locks, without doing it
+    #[arg(long, conflicts_with = "print_sql")]
+    plan: bool,
     /// Print the script instead of running it
     #[arg(long)]
     print_sql: bool,
@@ -34,6 +37,20 @@ pub async fn migrate(args: MigrateArgs, json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     let shown = store.shown();
+    if args.plan {
+        let plan = store.plan().await?;
+        if json {
+            show!("{}", serde_json::json!({ "store": shown, "schema_version": plan.version, "steps": plan.steps }));
+        } else if plan.steps.is_empty() {
+            show!("{shown}: up to date at schema version {}, nothing to do", plan.version);
+        } else {
+            show!("{shown}: at schema version {}; `postroom migrate` would apply, in one transaction:", plan.version);
+            for step in plan.steps {
+                show!("  {:04} {}; locks {}", step.number, step.name, step.locks);
+            }
+        }
+        return Ok(());
+    }
     let Migrated { applied, version } = store.migrate(args.lanes).await?;
     let applied: Vec<String> = applied.iter().map(|(number, name)| format!("{number:04} {name}")).collect();
     if json {
@@ -52,10 +69,11 @@ impl From<MigrateError> for Failure {
     fn from(error: MigrateError) -> Self {
         match error {
             MigrateError::Store(error) => error.into(),
-            MigrateError::Lanes(_) => Self::of(exit::USAGE, &error),
-            MigrateError::Changed { .. } | MigrateError::Newer { .. } | MigrateError::Failed { .. } => {
-                Self::of(exit::FAILURE, &error)
-            }
+            MigrateError::Lanes(_) | MigrateError::OtherLanes { .. } => Self::of(exit::USAGE, &error),
+            MigrateError::Changed { .. }
+            | MigrateError::Newer { .. }
+            | MigrateError::Owner { .. }
+            | MigrateError::Failed { .. } => Self::of(exit::FAILURE, &error),
         }
     }
 }

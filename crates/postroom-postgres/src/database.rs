@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Keeper, KeyDeed, MessageId, MigrateError, Migrated, Operator,
-    Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, Store, StoreError, StoreStatus,
-    WaitingKey, Wake, Whereabouts,
+    Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Keeper, KeyDeed, MessageId, MigrateError, Migrated,
+    MigrationPlan, Operator, Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, Store,
+    StoreError, StoreStatus, WaitingKey, Wake, Whereabouts,
 };
 
 use crate::Postgres;
@@ -15,6 +15,7 @@ use crate::connect::{Connector, InvalidUrl};
 use crate::inbox::PostgresSession;
 use crate::link::{Link, Server};
 use crate::log::{Listener, LogSource};
+use crate::operate::{with_blockers, within};
 use crate::{migrate, operate};
 
 /// A PostgreSQL database with postroom's schema in it, or one that is to get it. Clones share it.
@@ -108,11 +109,11 @@ impl Database {
 #[async_trait]
 impl Operator for Database {
     async fn status(&self) -> Result<StoreStatus, StoreError> {
-        operate::status(&self.connector).await
+        within(&self.connector, "read the status", operate::status(&self.connector)).await
     }
 
     async fn routes(&self) -> Result<Vec<ShownRoute>, StoreError> {
-        operate::routes(&self.connector).await
+        within(&self.connector, "read the routes", operate::routes(&self.connector)).await
     }
 
     async fn set_route(
@@ -121,27 +122,28 @@ impl Operator for Database {
         change: &RouteChange,
         deed: &Deed,
     ) -> Result<Option<RouteSettings>, StoreError> {
-        operate::set_route(&self.connector, route, change, deed).await
+        within(&self.connector, "change a route", operate::set_route(&self.connector, route, change, deed)).await
     }
 
     async fn whereabouts(&self, id: MessageId) -> Result<Vec<Whereabouts>, StoreError> {
-        operate::whereabouts(&self.connector, id).await
+        within(&self.connector, "look for a message", operate::whereabouts(&self.connector, id)).await
     }
 
     async fn waiting_keys(&self, route: Option<&str>, limit: i64) -> Result<Vec<WaitingKey>, StoreError> {
-        operate::waiting_keys(&self.connector, route, limit).await
+        within(&self.connector, "read the waiting keys", operate::waiting_keys(&self.connector, route, limit)).await
     }
 
     async fn act_on_key(&self, route: &str, key: &str, what: KeyDeed, deed: &Deed) -> Result<bool, StoreError> {
-        operate::act_on_key(&self.connector, route, key, what, deed).await
+        within(&self.connector, "act on a key", operate::act_on_key(&self.connector, route, key, what, deed)).await
     }
 
     async fn dead_letters(&self, side: Side, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, StoreError> {
-        operate::dead_letters(&self.connector, side, filter, limit).await
+        within(&self.connector, "read the dead letters", operate::dead_letters(&self.connector, side, filter, limit))
+            .await
     }
 
     async fn dead_payload(&self, side: Side, route: &str, seq: i64) -> Result<Option<Vec<u8>>, StoreError> {
-        operate::dead_payload(&self.connector, side, route, seq).await
+        within(&self.connector, "read a dead letter", operate::dead_payload(&self.connector, side, route, seq)).await
     }
 
     async fn act_on_dead(
@@ -184,11 +186,18 @@ impl Store for Database {
         Some(Box::new(Listener::new(self.connector.as_ref().clone(), wakes)))
     }
 
-    async fn migrate(&self, lanes: u16) -> Result<Migrated, MigrateError> {
-        migrate::migrate(&self.connector, lanes).await
+    async fn migrate(&self, lanes: Option<u16>) -> Result<Migrated, MigrateError> {
+        match migrate::migrate(&self.connector, lanes).await {
+            Err(MigrateError::Store(error)) => Err(with_blockers(&self.connector, error).await.into()),
+            migrated => migrated,
+        }
     }
 
-    fn print_sql(&self, lanes: u16) -> Result<String, MigrateError> {
+    async fn plan(&self) -> Result<MigrationPlan, MigrateError> {
+        migrate::plan(&self.connector).await
+    }
+
+    fn print_sql(&self, lanes: Option<u16>) -> Result<String, MigrateError> {
         migrate::print_sql(lanes)
     }
 }

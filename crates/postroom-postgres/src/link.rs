@@ -16,16 +16,17 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Connecting, TLS, authentication and settings together: a proxy that accepts and says nothing must not hang us.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Names are looked for in pg_catalog alone: whoever may create functions elsewhere must not run code as a relay.
 /// The relay's statements are all index scans; a plan made while a table was small and cached must not become a
 /// sequential scan when it has grown.
-const SETTINGS: &str = "-c enable_seqscan=off -c jit=off -c statement_timeout=50s \
+const SETTINGS: &str = "-c search_path=pg_catalog,pg_temp -c enable_seqscan=off -c jit=off -c statement_timeout=50s \
                         -c idle_in_transaction_session_timeout=5s -c lock_timeout=20s";
 
 /// Which server and database answer, by what no two incarnations share: after a failover, a restore or a crash it may have
 /// forgotten what it told us, and hand out the same transaction ids and seqs again. Then the backend, whether our settings
-/// arrived, and in which encoding the database holds text.
-const IDENTITY_SQL: &str =
-    "select s.system_identifier || '/' || c.timeline_id || '/' || pg_postmaster_start_time()::text || '/' || d.oid,
+/// arrived, and in which encoding the database holds text. If a pooler answers, the settings did not arrive, so names are made safe first.
+const IDENTITY_SQL: &str = "select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+     select s.system_identifier || '/' || c.timeline_id || '/' || pg_postmaster_start_time()::text || '/' || d.oid,
             pg_backend_pid(),
             current_setting('enable_seqscan') = 'off' and current_setting('idle_in_transaction_session_timeout') = '5s',
             current_setting('server_encoding')
@@ -186,10 +187,11 @@ impl Link {
         let client = self.connector.connect_set(&format!("{SETTINGS} {}", self.settings)).await?;
         // As a simple query: behind a pooler a prepared one could meet a backend that does not know it.
         let answer = client.simple_query(IDENTITY_SQL).await.map_err(|error| store_error(what, error))?;
-        let row = answer.iter().find_map(|message| match message {
+        let rows = answer.iter().filter_map(|message| match message {
             SimpleQueryMessage::Row(row) => Some(row),
             _ => None,
         });
+        let row = rows.last();
         let get = |column| row.and_then(|row| row.get(column)).unwrap_or_default();
         if get(2) != "t" {
             return Err(behind_a_pooler());
@@ -203,6 +205,11 @@ impl Link {
 
 const UNDEFINED_HINT: &str =
     "run `postroom migrate` on this database, unless a restore is under way: then wait until it is complete";
+
+/// The class of a SQLSTATE, its first two characters; a server that is none of ours may send anything.
+pub(crate) fn class_of(code: &SqlState) -> &str {
+    code.code().get(..2).unwrap_or_default()
+}
 
 /// Sorts a driver error by what can be done about it.
 pub(crate) fn store_error(what: &'static str, error: tokio_postgres::Error) -> StoreError {
@@ -220,7 +227,7 @@ pub(crate) fn store_error(what: &'static str, error: tokio_postgres::Error) -> S
         let problem = error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned());
         return StoreError::Schema { problem, hint: UNDEFINED_HINT };
     }
-    let class = &code.code()[..2];
+    let class = class_of(code);
     // Connection exceptions, a server that shuts down or starts, and a database that is being dropped or created anew.
     if class == "08" || code.code().starts_with("57P") || *code == SqlState::UNDEFINED_DATABASE {
         return StoreError::Unavailable { what, source: error.into() };

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Keeper, KeyDeed, MessageId, MigrateError, Migrated, Operator,
-    Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, StartAt, Store, StoreError,
-    StoreStatus, WaitingKey, Whereabouts,
+    Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Keeper, KeyDeed, MessageId, MigrateError, Migrated,
+    MigrationPlan, Operator, Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, StartAt,
+    Store, StoreError, StoreStatus, WaitingKey, Whereabouts,
 };
 use rusqlite::Connection;
 
@@ -166,12 +166,21 @@ impl Store for Database {
         SessionKeeper::<Sqlite>::new(consumer.clone(), move || SqliteSession::new(&path))
     }
 
-    async fn migrate(&self, _: u16) -> Result<Migrated, MigrateError> {
+    async fn migrate(&self, _: Option<u16>) -> Result<Migrated, MigrateError> {
         let path = self.path.clone();
         blocking("migrate the schema", move || migrate::migrate(&mut connect(&path)?)).await?
     }
 
-    fn print_sql(&self, _: u16) -> Result<String, MigrateError> {
+    async fn plan(&self) -> Result<MigrationPlan, MigrateError> {
+        let path = self.path.clone();
+        let plan = move || {
+            // Looking must not create the file.
+            if path.exists() { migrate::plan(&connect(&path)?) } else { Ok(migrate::plan_of(0)) }
+        };
+        blocking("read the applied migrations", plan).await?
+    }
+
+    fn print_sql(&self, _: Option<u16>) -> Result<String, MigrateError> {
         Ok(migrate::print_sql())
     }
 }

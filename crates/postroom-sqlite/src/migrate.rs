@@ -1,6 +1,6 @@
 //! Numbered migrations in one immediate transaction, safe to repeat and to run from several processes at once.
 
-use postroom::{MigrateError, Migrated, StoreError};
+use postroom::{MigrateError, Migrated, MigrationPlan, MigrationStep, StoreError};
 use rusqlite::{Connection, TransactionBehavior, params};
 use sha2::{Digest, Sha256};
 
@@ -52,6 +52,30 @@ pub fn migrate(connection: &mut Connection) -> Result<Migrated, MigrateError> {
     }
     tx.commit().map_err(failed)?;
     Ok(Migrated { applied, version: known })
+}
+
+/// What `migrate` would do.
+pub(crate) fn plan(connection: &Connection) -> Result<MigrationPlan, MigrateError> {
+    let failed = |error| MigrateError::Store(store_error("read the applied migrations", error));
+    let there = "select exists (select 1 from sqlite_master where type = 'table' and name = 'postroom_migrations')";
+    if !connection.query_row(there, [], |row| row.get(0)).map_err(failed)? {
+        return Ok(plan_of(0));
+    }
+    let newest = "select coalesce(max(number), 0) from postroom_migrations";
+    let version = connection.query_row(newest, [], |row| row.get(0)).map_err(failed)?;
+    let known = schema_version();
+    if version > known {
+        return Err(MigrateError::Newer { number: version, known });
+    }
+    Ok(plan_of(version))
+}
+
+/// What `migrate` would do to a file of this version.
+pub(crate) fn plan_of(version: i64) -> MigrationPlan {
+    let locks = "the file, for writers: those who write wait until the end";
+    let pending = MIGRATIONS.iter().filter(|(number, _, _)| *number > version);
+    let steps = pending.map(|(number, name, _)| MigrationStep { number: *number, name, locks }).collect();
+    MigrationPlan { version, steps }
 }
 
 /// The whole schema as one script.

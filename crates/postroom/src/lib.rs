@@ -69,7 +69,7 @@ pub use route::{Route, RouteChange, RouteSettings, ShownRoute};
 pub use sink::{Batch, Sink, SinkLimits};
 pub use source::{Claimed, LostLane, Noted, Report, Settled, Source, Standing, Want};
 pub use status::{RouteStatus, StoreStatus};
-pub use store::{LANES_DEFAULT, MigrateError, Migrated, Store};
+pub use store::{LANES_DEFAULT, MigrateError, Migrated, MigrationPlan, MigrationStep, Store};
 pub use subscription::{Answer, Arrival, Bound, Partition, Receipt, Received, Subscription};
 pub use topics::{InvalidTopicPattern, TopicFilter};
 pub use trace::{MessageSpan, Step};

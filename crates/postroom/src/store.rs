@@ -40,11 +40,15 @@ pub trait Store: Operator {
         None
     }
 
-    /// Creates the tables or brings them up to date; safe to repeat. `lanes` counts only where a new schema has lanes.
-    async fn migrate(&self, lanes: u16) -> Result<Migrated, MigrateError>;
+    /// Creates the tables or brings them up to date; safe to repeat. `lanes` is for a new schema, [`LANES_DEFAULT`] where there is
+    /// none; another number than a schema has is an error. Stores without lanes ignore it.
+    async fn migrate(&self, lanes: Option<u16>) -> Result<Migrated, MigrateError>;
+
+    /// What [`migrate`](Self::migrate) would do; changes nothing.
+    async fn plan(&self) -> Result<MigrationPlan, MigrateError>;
 
     /// The whole schema as one script, for those who apply migrations by a tool of their own.
-    fn print_sql(&self, lanes: u16) -> Result<String, MigrateError>;
+    fn print_sql(&self, lanes: Option<u16>) -> Result<String, MigrateError>;
 }
 
 /// What a migration run did.
@@ -54,6 +58,26 @@ pub struct Migrated {
     pub applied: Vec<(i64, &'static str)>,
     /// Number of the newest migration.
     pub version: i64,
+}
+
+/// What a migration run would do. All steps are one transaction, so each lock is held until its end.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct MigrationPlan {
+    /// Number of the newest migration in the database; 0: there is none.
+    pub version: i64,
+    /// What is to be done, in its order; empty: nothing.
+    pub steps: Vec<MigrationStep>,
+}
+
+/// One migration that is not applied yet.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct MigrationStep {
+    /// Its number.
+    pub number: i64,
+    /// Its name.
+    pub name: &'static str,
+    /// What it locks, and for whom that matters, in words.
+    pub locks: &'static str,
 }
 
 /// Why the schema was not brought up to date. Nothing was changed: all migrations of a run are one transaction.
@@ -84,6 +108,25 @@ pub enum MigrateError {
     /// The number of lanes is out of range.
     #[error("migrate: {0} lanes; choose 1 to 1024")]
     Lanes(u16),
+    /// The schema has another number of lanes.
+    #[error("migrate: the schema has {schema} lanes and cannot get {asked}; leave --lanes out to keep them")]
+    OtherLanes {
+        /// Lanes of the schema.
+        schema: u16,
+        /// Lanes that were asked for.
+        asked: u16,
+    },
+    /// The schema belongs to somebody else, who could have put anything into it.
+    #[error(
+        "migrate: the schema postroom belongs to role {owner:?}, and this is role {role:?}; run `postroom migrate` as {owner:?}, or drop \
+         the schema if nobody should have made it"
+    )]
+    Owner {
+        /// Whose it is.
+        owner: String,
+        /// Who asked.
+        role: String,
+    },
     /// A migration failed; everything was rolled back.
     #[error("apply migration {number} ({name}); everything was rolled back")]
     Failed {

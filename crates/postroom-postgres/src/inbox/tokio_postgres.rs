@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::Postgres;
 use crate::connect::Connector;
 use crate::inbox::driver::{Asked, Driver, Found, Value, receiving_end, unreadable};
-use crate::link::store_error;
+use crate::link::{class_of, store_error};
 use crate::outbox::columns::is_about_values;
 use crate::text::Text;
 
@@ -227,6 +227,6 @@ fn says_nothing_about_the_message(error: &tokio_postgres::Error) -> bool {
         let cause = std::error::Error::source(error);
         return error.is_closed() || cause.is_some_and(|cause| cause.is::<std::io::Error>());
     };
-    let class = &code.code()[..2];
+    let class = class_of(code);
     *code == SqlState::LOCK_NOT_AVAILABLE || ["40", "53", "08", "58"].contains(&class) || code.code().starts_with("57P")
 }

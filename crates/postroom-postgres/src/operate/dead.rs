@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 
 use postroom::{BoxError, Cause, DeadDeed, DeadFilter, DeadLetter, Deed, Side, StoreError, headers_from_json};
-use tokio_postgres::{Client, GenericClient, Row, Transaction};
+use tokio_postgres::{Row, Transaction};
 
 use crate::connect::Connector;
 use crate::link::store_error;
+use crate::operate::session::{OperatorSession, within};
 use crate::text::{shown, shown_opt, word};
 
 /// Dead letters by filter, oldest first, at most `limit`.
@@ -16,8 +17,9 @@ pub(crate) async fn dead_letters(
     filter: &DeadFilter,
     limit: i64,
 ) -> Result<Vec<DeadLetter>, StoreError> {
-    let client = connector.connect().await?;
-    chosen(&client, side, filter, limit).await
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.look().await?;
+    chosen(&tx, side, filter, limit).await
 }
 
 /// The payload of one dead letter.
@@ -27,12 +29,13 @@ pub(crate) async fn dead_payload(
     route: &str,
     seq: i64,
 ) -> Result<Option<Vec<u8>>, StoreError> {
-    let client = connector.connect().await?;
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.look().await?;
     let sql = match side {
         Side::Out => "select payload from postroom.dead_letters where route = $1 and seq = $2",
         Side::In => "select payload from postroom.dead_consume where consumer = $1 and seq = $2",
     };
-    let row = client.query_opt(sql, &[&route, &seq]).await.map_err(|error| store_error("read a dead letter", error))?;
+    let row = tx.query_opt(sql, &[&route, &seq]).await.map_err(|error| store_error("read a dead letter", error))?;
     Ok(row.map(|row| row.get(0)))
 }
 
@@ -56,8 +59,8 @@ pub(crate) async fn act_on_dead(
             return Ok(done);
         }
         let acted = match side {
-            Side::Out => act(connector, what, filter, step, deed).await,
-            Side::In => act_in(connector, what, filter, step, deed).await,
+            Side::Out => within(connector, FAILED, act(connector, what, filter, step, deed)).await,
+            Side::In => within(connector, FAILED, act_in(connector, what, filter, step, deed)).await,
         };
         match acted {
             Ok(letters) => {
@@ -79,8 +82,9 @@ pub(crate) async fn act_on_dead(
 /// Most dead letters that are given back in one transaction.
 const RETRY_STEP: i64 = 1000;
 
-/// Two operators at once would otherwise both see the same letters and both report them.
-const ONE_OPERATOR: &str = "lock table postroom.audit in share row exclusive mode";
+/// Deeds take turns: two operators at once would otherwise both see the same letters and both report them. An advisory lock, because a
+/// lock of the table would need rights to change what is in it. Any number; all that matters is that every postroom takes the same.
+pub(crate) const ONE_OPERATOR: &str = "select pg_advisory_xact_lock(8100113390523507567)";
 const FAILED: &str = "act on dead letters; nothing was changed";
 
 async fn act_in(
@@ -91,8 +95,8 @@ async fn act_in(
     deed: &Deed,
 ) -> Result<Vec<DeadLetter>, StoreError> {
     let failed = |error| store_error(FAILED, error);
-    let mut client: Client = connector.connect().await?;
-    let tx = client.transaction().await.map_err(failed)?;
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.deed().await?;
     tx.batch_execute(ONE_OPERATOR).await.map_err(failed)?;
     let letters = chosen(&tx, Side::In, filter, limit).await?;
     if letters.is_empty() {
@@ -119,8 +123,8 @@ async fn act(
     deed: &Deed,
 ) -> Result<Vec<DeadLetter>, StoreError> {
     let failed = |error| store_error(FAILED, error);
-    let mut client: Client = connector.connect().await?;
-    let tx = client.transaction().await.map_err(failed)?;
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.deed().await?;
     tx.batch_execute(ONE_OPERATOR).await.map_err(failed)?;
     let mut letters = chosen(&tx, Side::Out, filter, limit).await?;
     let routes: Vec<&str> = letters.iter().map(|letter| letter.route.as_str()).collect();
@@ -176,7 +180,7 @@ pub(crate) async fn audit(
 }
 
 async fn chosen(
-    client: &impl GenericClient,
+    tx: &Transaction<'_>,
     side: Side,
     filter: &DeadFilter,
     limit: i64,
@@ -184,7 +188,7 @@ async fn chosen(
     let id = filter.id.map(uuid::Uuid::from);
     let newer = filter.newer_than.map(|age| age.as_secs_f64());
     let older = filter.older_than.map(|age| age.as_secs_f64());
-    let rows = client
+    let rows = tx
         .query(
             match side {
                 Side::Out => include_str!("sql/dead_chosen.sql"),

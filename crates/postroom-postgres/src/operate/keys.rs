@@ -4,7 +4,8 @@ use postroom::{BoxError, Deed, KeyDeed, StoreError, WaitingKey, WaitsFor};
 
 use crate::connect::Connector;
 use crate::link::store_error;
-use crate::operate::dead::audit;
+use crate::operate::dead::{ONE_OPERATOR, audit};
+use crate::operate::session::OperatorSession;
 use crate::text::{shown, shown_opt, word};
 
 /// Keys that wait, longest first, at most `limit`.
@@ -14,8 +15,9 @@ pub(crate) async fn waiting_keys(
     limit: i64,
 ) -> Result<Vec<WaitingKey>, StoreError> {
     let failed = |error| store_error("read the waiting keys", error);
-    let client = connector.connect().await?;
-    let rows = client.query(include_str!("sql/keys.sql"), &[&route, &limit]).await.map_err(failed)?;
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.look().await?;
+    let rows = tx.query(include_str!("sql/keys.sql"), &[&route, &limit]).await.map_err(failed)?;
     let keys: Result<Vec<WaitingKey>, BoxError> = rows
         .iter()
         .map(|row| {
@@ -46,10 +48,9 @@ pub(crate) async fn act_on_key(
     deed: &Deed,
 ) -> Result<bool, StoreError> {
     let failed = |error| store_error("act on a key; nothing was changed", error);
-    let mut client = connector.connect().await?;
-    let tx = client.transaction().await.map_err(failed)?;
-    // The same order of locks as every other deed.
-    tx.batch_execute("lock table postroom.audit in row exclusive mode").await.map_err(failed)?;
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.deed().await?;
+    tx.batch_execute(ONE_OPERATOR).await.map_err(failed)?;
     let lane = tx
         .query_opt(
             "select (abs(hashtextextended($2, 0) % s.lanes))::smallint from postroom.settings s

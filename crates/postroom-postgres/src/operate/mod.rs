@@ -4,6 +4,7 @@ pub(crate) mod dead;
 mod keys;
 mod prune;
 mod routes;
+mod session;
 mod status;
 mod why;
 
@@ -11,5 +12,6 @@ pub(crate) use dead::{act_on_dead, dead_letters, dead_payload};
 pub(crate) use keys::{act_on_key, waiting_keys};
 pub(crate) use prune::prune_inbox;
 pub(crate) use routes::{routes, set_route};
+pub(crate) use session::{with_blockers, within};
 pub(crate) use status::status;
 pub(crate) use why::whereabouts;

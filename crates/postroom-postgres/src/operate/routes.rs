@@ -6,6 +6,7 @@ use tokio_postgres::Row;
 use crate::connect::Connector;
 use crate::link::store_error;
 use crate::operate::dead::audit;
+use crate::operate::session::OperatorSession;
 use crate::text::shown;
 
 const READ: &str = "select r.name, r.topics, r.ordering, r.on_dead, r.revision::bigint, coalesce(v.set_by, ''),
@@ -16,8 +17,9 @@ const READ: &str = "select r.name, r.topics, r.ordering, r.on_dead, r.revision::
 /// Routes that have run, by name.
 pub(crate) async fn routes(connector: &Connector) -> Result<Vec<ShownRoute>, StoreError> {
     let failed = |error| store_error("read the routes", error);
-    let client = connector.connect().await?;
-    let rows = client.query(&format!("{READ} order by r.name"), &[]).await.map_err(failed)?;
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.look().await?;
+    let rows = tx.query(&format!("{READ} order by r.name"), &[]).await.map_err(failed)?;
     rows.iter()
         .map(|row| {
             let last = (row.try_get(4)?, shown(row, 5)?, row.try_get(6)?);
@@ -36,8 +38,8 @@ pub(crate) async fn set_route(
     deed: &Deed,
 ) -> Result<Option<RouteSettings>, StoreError> {
     let failed = |error| store_error("change a route; nothing was changed", error);
-    let mut client = connector.connect().await?;
-    let tx = client.transaction().await.map_err(failed)?;
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.deed().await?;
     let sql = format!("{READ} where r.name = $1 for no key update of r");
     let Some(row) = tx.query_opt(&sql, &[&route]).await.map_err(failed)? else { return Ok(None) };
     let now = change.of(&settings(&row).map_err(failed)?);

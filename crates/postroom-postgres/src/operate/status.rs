@@ -4,6 +4,7 @@ use postroom::{RouteStatus, StoreError, StoreStatus};
 
 use crate::connect::Connector;
 use crate::link::store_error;
+use crate::operate::session::OperatorSession;
 use crate::text::shown;
 
 /// So many rows of the outbox are looked at in all, so that asking costs little however large the backlog is.
@@ -11,13 +12,13 @@ const BACKLOG_ROWS_MAX: i64 = 50_000;
 /// So many parked and dead messages are counted in all, of each.
 const OTHER_ROWS_MAX: i64 = 50_000;
 /// Every part of it is bounded by an index, which small tables would not make the planner use.
-const BY_INDEX: &str = "set local enable_seqscan = off; set local jit = off";
+const BY_INDEX: &str = "set local enable_seqscan = off";
 
 /// Reads the state of the store. Costs index scans bounded by the limits above, and writes nothing.
 pub(crate) async fn status(connector: &Connector) -> Result<StoreStatus, StoreError> {
     let failed = |error| store_error("read the status", error);
-    let mut client = connector.connect().await?;
-    let tx = client.build_transaction().read_only(true).start().await.map_err(failed)?;
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.look().await?;
     tx.batch_execute(BY_INDEX).await.map_err(failed)?;
     let row = tx.query_one(include_str!("sql/status_store.sql"), &[]).await.map_err(failed)?;
     let (version, outbox_rows): (Option<i64>, i64) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);

@@ -5,13 +5,15 @@ use tokio_postgres::Row;
 
 use crate::connect::Connector;
 use crate::link::store_error;
+use crate::operate::session::OperatorSession;
 use crate::text::Text;
 
 /// Where a message is on every route that has run; empty when no route has it or no route has run.
 pub(crate) async fn whereabouts(connector: &Connector, id: MessageId) -> Result<Vec<Whereabouts>, StoreError> {
     let failed = |error| store_error("look for a message", error);
-    let client = connector.connect().await?;
-    let rows = client.query(include_str!("sql/why.sql"), &[id.as_uuid()]).await.map_err(failed)?;
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.look().await?;
+    let rows = tx.query(include_str!("sql/why.sql"), &[id.as_uuid()]).await.map_err(failed)?;
     rows.iter()
         .map(whereabouts_of)
         .collect::<Result<_, _>>()

@@ -3,7 +3,7 @@
 use postroom::MessageId;
 use tokio_postgres::error::SqlState;
 
-use crate::setup::{claim_all, prepared, renew, source};
+use crate::setup::{claim_all, prepared, source};
 
 #[tokio::test]
 async fn every_argument_arrives() {
@@ -117,63 +117,6 @@ async fn a_plain_insert_is_held_to_the_same_limits() {
         let text = error.as_db_error().unwrap().message().to_owned();
         assert!(text.contains(expected), "{sql}: {text}");
     }
-}
-
-#[tokio::test]
-async fn a_writer_needs_few_privileges_and_cannot_read_or_forge() {
-    let database = prepared().await;
-    let admin = database.connect().await;
-    let role = format!("writer_{}", postroom_testkit::surroundings::unique());
-    let grants = include_str!("../../../../docs/grants-writer.sql").replace("app_writer", &role);
-    admin.batch_execute(&format!("create role {role} login; {grants}")).await.unwrap();
-    let writer = database.connect().await;
-    writer.batch_execute(&format!("set role {role}")).await.unwrap();
-    writer.query_one("select postroom.enqueue('orders', 'order.placed', 'x')", &[]).await.unwrap();
-    writer.batch_execute("insert into postroom.outbox (topic, type, payload) values ('t', 'k', 'x')").await.unwrap();
-    for forbidden in [
-        "select * from postroom.outbox",
-        "delete from postroom.outbox",
-        "insert into postroom.outbox (xid, topic, type, payload) values ('3', 't', 'k', 'x')",
-        "update postroom.lanes set position_seq = 0",
-    ] {
-        let error = writer.batch_execute(forbidden).await.unwrap_err();
-        assert_eq!(error.code(), Some(&SqlState::INSUFFICIENT_PRIVILEGE), "{forbidden}");
-    }
-}
-
-#[tokio::test]
-async fn a_relay_role_can_do_its_work_and_read_no_business_table() {
-    let database = prepared().await;
-    let admin = database.connect().await;
-    let role = format!("relay_{}", postroom_testkit::surroundings::unique());
-    let grants = include_str!("../../../../docs/grants-relay.sql").replace("postroom_relay", &role);
-    let limited = format!("create role {role} login connection limit 3; create table secrets (x int); {grants}");
-    admin.batch_execute(&limited).await.unwrap();
-    crate::setup::enqueue(&admin, Some("a"), 2).await;
-    let url = database.url().replace("postgres@", &format!("{role}@"));
-    let store = postroom_postgres::Database::new(&url).unwrap();
-    let relay = postroom_postgres::LogSource::open(&store, &crate::setup::route(), "relay").await.unwrap();
-    use postroom::{Operator, Source};
-    renew(&relay).await;
-    let claimed = claim_all(&relay).await;
-    let retry = postroom::Outcome::Retry { after: std::time::Duration::ZERO, attempts: 1, error: "x".to_owned() };
-    let dead = postroom::Outcome::Dead {
-        attempts: 1,
-        cause: postroom::Cause::Permanent,
-        error: "x".to_owned(),
-        blocks_key: false,
-    };
-    relay
-        .settle(&[crate::setup::settled(claimed[0].token, retry), crate::setup::settled(claimed[1].token, dead)])
-        .await
-        .unwrap();
-    crate::setup::drain(&relay).await;
-    relay.release().await.unwrap();
-    // An operator's call is one more.
-    admin.batch_execute(&format!("alter role {role} connection limit 4")).await.unwrap();
-    store.status().await.unwrap();
-    let client = store.connector().connect().await.unwrap();
-    assert!(client.query("select * from secrets", &[]).await.is_err());
 }
 
 #[tokio::test]

@@ -15,6 +15,8 @@ mod parked;
 mod plans;
 mod pooler;
 mod restore;
+mod roles;
+mod safe_names;
 mod setup;
 mod surroundings;
 mod transactions;

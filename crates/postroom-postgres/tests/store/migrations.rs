@@ -22,6 +22,7 @@ async fn migrating_again_changes_nothing() {
         "clocks",
         "locks",
         "prune",
+        "safe_names",
     ];
     assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();
@@ -72,4 +73,20 @@ async fn a_database_without_the_schema_says_what_to_do() {
     let database = Database::create().await;
     let error = crate::setup::store(&database).status().await.unwrap_err();
     assert!(error.to_string().contains("postroom migrate"), "{error}");
+}
+
+#[tokio::test]
+async fn the_plan_tells_what_migrate_would_do_and_another_number_of_lanes_is_refused() {
+    use postroom::Store;
+    let database = Database::create().await;
+    let store = crate::setup::store(&database);
+    let plan = store.plan().await.unwrap();
+    assert_eq!((plan.version, plan.steps.len()), (0, schema_version() as usize));
+    assert!(plan.steps.iter().all(|step| !step.locks.is_empty()));
+    store.migrate(Some(4)).await.unwrap();
+    let plan = store.plan().await.unwrap();
+    assert_eq!((plan.version, plan.steps.len()), (i64::from(schema_version()), 0));
+    let refused = store.migrate(Some(8)).await.unwrap_err();
+    assert!(matches!(refused, MigrateError::OtherLanes { schema: 4, asked: 8 }), "{refused}");
+    assert!(store.migrate(None).await.unwrap().applied.is_empty());
 }

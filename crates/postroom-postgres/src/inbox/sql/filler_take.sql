@@ -3,13 +3,13 @@
 -- lease, $4 epoch and $5 renewal that were seen.
 -- One that hangs before it commits holds the row for five seconds at most.
 with seen as materialized (
-    select consumer, set_config('idle_in_transaction_session_timeout', '5s', true) from postroom.inbox_fillers
-     where consumer = $1 and epoch = $4 and (extract(epoch from expires_at) * 1000000)::bigint = $5
+    select consumer, pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', true) from postroom.inbox_fillers
+     where consumer = $1 and epoch = $4 and (extract(epoch from expires_at) * 1000000::numeric)::bigint = $5
        for update
 )
 update postroom.inbox_fillers f
    set owner = $2, epoch = f.epoch + 1, lease_ms = $3::bigint,
-       expires_at = clock_timestamp() + $3::bigint * interval '1 millisecond'
+       expires_at = clock_timestamp() + $3::float8 * interval '1 millisecond'
   from seen
  where f.consumer = seen.consumer
 returning f.epoch

@@ -4,10 +4,10 @@ insert into postroom.inbox_messages
        (consumer, state, due_at, claimed_by, claim, claims, message_id, topic, type, payload, key, routing_key, content_type,
         headers, tenant_id, aggregate_type, aggregate_id, aggregate_version, occurred_at, ordering_key)
 select $1, $2, clock_timestamp() + $3::float8 * interval '1 second', $4,
-       case when $2 = 'claimed' then nextval('postroom.inbox_claims') else 0 end, case when $2 = 'claimed' then 1 else 0 end,
+       case when $2 = 'claimed' then pg_catalog.nextval('postroom.inbox_claims'::regclass) else 0 end, case when $2 = 'claimed' then 1 else 0 end,
        m.id, m.topic, m.type, m.payload, m.key, m.routing_key, m.content_type, m.headers::json, m.tenant_id,
        m.aggregate_type, m.aggregate_id, m.aggregate_version,
-       case when m.occurred_us is not null then to_timestamp(m.occurred_us / 1e6) end, coalesce(m.key, m.aggregate_id)
+       case when m.occurred_us is not null then to_timestamp(m.occurred_us::float8 / 1e6::float8) end, coalesce(m.key, m.aggregate_id)
   from unnest($5::uuid[], $6::text[], $7::text[], $8::bytea[], $9::text[], $10::text[], $11::text[], $12::text[],
               $13::text[], $14::text[], $15::text[], $16::bigint[], $17::bigint[]) with ordinality
             as m (id, topic, type, payload, key, routing_key, content_type, headers, tenant_id, aggregate_type, aggregate_id,

@@ -1,0 +1,14 @@
+-- What a person needs who runs `postroom status`, `why`, `dead`, `keys`, `routes` and `inbox prune`: they read everything, payloads
+-- included, and what they do is in postroom.audit, which they can neither change nor empty.
+grant usage on schema postroom to app_operator;
+grant execute on function
+    postroom.change_route(text, text[], text, text, text),
+    postroom.inbox_prune(interval, integer),
+    postroom.payload_as_json(bytea) to app_operator;
+grant select on all tables in schema postroom to app_operator;
+grant insert on postroom.audit to app_operator;
+grant insert, update on postroom.parked, postroom.route_revisions to app_operator;
+grant update on postroom.routes, postroom.lanes to app_operator;
+grant insert, delete on postroom.blocked_keys to app_operator;
+grant delete on postroom.dead_letters, postroom.dead_consume, postroom.inbox to app_operator;
+grant insert, update on postroom.inbox_messages to app_operator;
