@@ -4,10 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{AttemptLimit, Consumer, OnDead, Order, RetryPolicy, Route, StartAt, TopicFilter};
+use postroom::{AttemptLimit, Consumer, OnDead, Order, RetryPolicy, Route, StartAt, TopicFilter, redact_text};
 use postroom_brokers::{BROKERS, Section, SinkOptions, SubscriptionOptions, sink_section, subscription_section};
 use toml::{Table, Value};
 
+use crate::environment::{self, Variable, overlay};
 use crate::exit::{self, Failure};
 
 const TOP_KEYS: &[&str] = &["store", "relay", "routes", "inboxes"];
@@ -68,15 +69,34 @@ pub fn load(path: &Path) -> Result<Config, Failure> {
         // The whole message quotes the line, which may hold a password.
         wrong(format!("not valid TOML: {}", error.message()))
     })?;
-    read(table, std::env::vars()).map_err(wrong)
+    let variables = environment::variables().map_err(|problem| Failure::new(exit::CONFIG, problem))?;
+    let config = read(table, &variables).map_err(wrong)?;
+    warn_of_readers(path, &text);
+    Ok(config)
 }
+
+/// A file with a password in it is its owner's.
+#[cfg(unix)]
+fn warn_of_readers(path: &Path, text: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::metadata(path).map_or(0, |about| about.permissions().mode());
+    if mode & 0o004 != 0 && redact_text(text) != *text {
+        tracing::warn!(
+            "{} holds a password and can be read by everybody on this machine; run `chmod o-r` on it, or put the URL into a variable",
+            path.display()
+        );
+    }
+}
+
+#[cfg(not(unix))]
+fn warn_of_readers(_: &Path, _: &str) {}
 
 /// Only the store's URL: what `migrate` and `status` need.
 pub fn store_url(path: &Path) -> Result<String, Failure> {
     load(path).map(|config| config.store_url)
 }
 
-fn read(mut table: Table, variables: impl Iterator<Item = (String, String)>) -> Result<Config, String> {
+fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
     overlay(&mut table, variables)?;
     known(&table, TOP_KEYS, "")?;
     let store = section(&table, "store")?.ok_or("[store] is missing; it wants url = \"postgres://…\"")?;
@@ -148,6 +168,14 @@ fn read_inbox(index: usize, value: &Value) -> Result<Inbox, String> {
     Ok(Inbox { consumer, from })
 }
 
+/// What a parser says of a wrong value, without the value: it may be a password that stands at the wrong key.
+fn unquoted(error: &str) -> String {
+    match (error.find("string \""), error.rfind('"')) {
+        (Some(from), Some(to)) if from + 8 <= to => format!("{}a text{}", &error[..from], &error[to + 1..]),
+        _ => error.to_owned(),
+    }
+}
+
 /// The options of a table that is told apart by `kind`.
 fn of_kind<O: ?Sized + 'static>(
     value: &Value,
@@ -167,7 +195,7 @@ fn of_kind<O: ?Sized + 'static>(
     options.remove("kind");
     let read = |options: &Table| {
         let options = serde_json::to_value(options).map_err(|error| error.to_string())?;
-        section.read(options).map_err(|error| error.to_string())
+        section.read(options).map_err(|error| unquoted(&error.to_string()))
     };
     read(&options).map_err(|error| {
         // The key without which it would not be said.
@@ -278,47 +306,6 @@ fn read_sink(value: &Value, at: &str) -> Result<Arc<dyn SinkOptions>, String> {
     of_kind(value, at, &kinds.collect::<Vec<_>>(), sink_section)
 }
 
-/// `POSTROOM_STORE_URL`, `POSTROOM_RELAY_<KEY>` and `POSTROOM_ROUTES_<NAME>_SINK_<KEY>` replace values of the file.
-fn overlay(table: &mut Table, variables: impl Iterator<Item = (String, String)>) -> Result<(), String> {
-    for (variable, value) in variables {
-        let Some(rest) = variable.strip_prefix("POSTROOM_") else { continue };
-        if let Some(key) = rest.strip_prefix("STORE_") {
-            overlay_section(table, "store", key, &value)?;
-        } else if let Some(key) = rest.strip_prefix("RELAY_") {
-            overlay_section(table, "relay", key, &value)?;
-        } else if let Some(rest) = rest.strip_prefix("ROUTES_")
-            && let Some((name, key)) = rest.rsplit_once("_SINK_")
-            && let Some(Value::Array(routes)) = table.get_mut("routes")
-        {
-            let named = |route: &&mut Value| {
-                let known = route.get("name").and_then(Value::as_str).unwrap_or_default();
-                known.to_uppercase().replace(|c: char| !c.is_ascii_alphanumeric(), "_") == name
-            };
-            let route = routes.iter_mut().find(named);
-            let sink = route.and_then(|route| route.get_mut("sink")).and_then(Value::as_table_mut);
-            let sink = sink.ok_or_else(|| format!("{variable} names no route of the file"))?;
-            sink.insert(key.to_lowercase(), typed(&value));
-        }
-    }
-    Ok(())
-}
-
-fn overlay_section(table: &mut Table, section: &str, key: &str, value: &str) -> Result<(), String> {
-    let section = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
-    let section = section.as_table_mut().ok_or("store and relay want to be tables")?;
-    section.insert(key.to_lowercase(), typed(value));
-    Ok(())
-}
-
-/// A variable is a number or a truth value where it reads like one.
-fn typed(value: &str) -> Value {
-    match (value.parse::<i64>(), value.parse::<bool>()) {
-        (Ok(number), _) => Value::Integer(number),
-        (_, Ok(truth)) => Value::Boolean(truth),
-        _ => Value::String(value.to_owned()),
-    }
-}
-
 fn known(table: &Table, keys: &[&str], at: &str) -> Result<(), String> {
     match table.keys().find(|key| !keys.contains(&key.as_str())) {
         None => Ok(()),
@@ -425,7 +412,7 @@ mod tests {
 
     fn parse(text: &str, variables: &[(&str, &str)]) -> Result<Config, String> {
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        read(text.parse().unwrap(), variables)
+        read(text.parse().unwrap(), &variables.collect::<Vec<_>>())
     }
 
     #[test]
@@ -449,7 +436,7 @@ mod tests {
             (GOOD.replace("\"rabbitmq\"", "\"rabitmq\""), "did you mean \"rabbitmq\"?"),
             (
                 GOOD.replace("url = \"amqp", "channels = \"nope\"\nurl = \"amqp"),
-                "routes[0].sink.channels: invalid type: string \"nope\"",
+                "routes[0].sink.channels: invalid type: a text, expected usize",
             ),
             (GOOD.replace("url = \"amqp://localhost\"", ""), "routes[0].sink: missing field `url`"),
             (GOOD.replace("50ms", "50 parsecs"), "it wants a duration such as"),
@@ -472,18 +459,14 @@ mod tests {
     fn variables_stand_over_the_file() {
         let config = parse(
             GOOD,
-            &[
-                ("POSTROOM_STORE_URL", "sqlite:x.db"),
-                ("POSTROOM_RELAY_IN_FLIGHT_MAX", "17"),
-                ("POSTROOM_ROUTES_ORDERS_SINK_EXCHANGE", "other"),
-            ],
+            &[("STORE_URL", "sqlite:x.db"), ("RELAY_IN_FLIGHT_MAX", "17"), ("ROUTES_ORDERS_SINK_EXCHANGE", "other")],
         )
         .unwrap();
         assert_eq!(config.store_url, "sqlite:x.db");
         assert_eq!(config.relay.in_flight_max, 17);
         let sink = format!("{:?}", config.routes[0].sink);
         assert!(sink.contains("exchange: \"other\""), "{sink}");
-        assert!(parse(GOOD, &[("POSTROOM_RELAY_LEESE", "1s")]).unwrap_err().contains("did you mean \"lease\"?"));
+        assert!(parse(GOOD, &[("RELAY_LEESE", "1s")]).unwrap_err().contains("did you mean \"lease\"?"));
     }
 
     /// A broker's example is one that works, and the documentation has its section.

@@ -1,6 +1,6 @@
 //! Exit codes, the same for every command; numbers from `sysexits.h` where it has one.
 
-use postroom::StoreError;
+use postroom::{StoreError, redact_text};
 
 /// Done.
 pub const OK: u8 = 0;
@@ -28,7 +28,8 @@ pub struct Failure {
 
 impl Failure {
     pub fn new(code: u8, text: impl Into<String>) -> Self {
-        Self { code, text: text.into(), answered: false }
+        // Errors of libraries may quote a URL.
+        Self { code, text: redact_text(&text.into()), answered: false }
     }
 
     /// An error with all its causes, after "failed to".

@@ -3,6 +3,7 @@
 mod config;
 mod dead;
 mod demo;
+mod environment;
 mod exit;
 mod inbox;
 mod keys;
@@ -71,8 +72,9 @@ struct ConfigArgs {
 /// Which store: by its URL, or as configured.
 #[derive(Debug, Clone, Args)]
 struct StoreArgs {
-    /// Store URL, `postgres://…` or `sqlite:FILE`; the scheme chooses the store
-    #[arg(long, env = "POSTROOM_STORE_URL", hide_env_values = true, value_name = "URL")]
+    /// Store URL, `postgres://…` or `sqlite:FILE`; the scheme chooses the store. Other users of the machine can read arguments:
+    /// rather set POSTROOM_STORE_URL, or POSTROOM_STORE_URL_FILE to a file that holds it, or leave the password to PGPASSFILE
+    #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// Configuration file that names the store, when no URL is given
     #[arg(long, default_value = "postroom.toml", value_name = "FILE")]
@@ -84,7 +86,10 @@ impl StoreArgs {
     fn open(&self) -> Result<Arc<dyn Store>, Failure> {
         let url = match &self.store {
             Some(url) => url.clone(),
-            None => config::store_url(&self.config)?,
+            None => match environment::store_url().map_err(|problem| Failure::new(exit::CONFIG, problem))? {
+                Some(url) => url,
+                None => config::store_url(&self.config)?,
+            },
         };
         store::open(&url)
     }

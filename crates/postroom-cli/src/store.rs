@@ -1,5 +1,6 @@
 //! The one list of stores: a URL's scheme chooses. Every command knows a store by `postroom::Store` and `postroom::Operator` alone.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use postroom::{Store, redact_url};
@@ -33,8 +34,12 @@ fn postgres(url: &str) -> Option<Opened> {
     if !["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
         return None;
     }
-    let database = postroom_postgres::Database::new(url);
-    Some(database.map(|store| Arc::new(store) as Arc<dyn Store>).map_err(|error| Failure::of(exit::USAGE, &error)))
+    let connector = postroom_postgres::Connector::new(url).and_then(|connector| match std::env::var_os("PGPASSFILE") {
+        Some(file) => connector.password_from(Path::new(&file)),
+        None => Ok(connector),
+    });
+    let store = connector.map(|connector| Arc::new(postroom_postgres::Database::of(connector)) as Arc<dyn Store>);
+    Some(store.map_err(|error| Failure::of(exit::USAGE, &error)))
 }
 
 fn sqlite(url: &str) -> Option<Opened> {

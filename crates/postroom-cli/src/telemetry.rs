@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 
 use crate::say::say;
+use tracing_subscriber::filter::{FilterExt, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
@@ -24,9 +25,13 @@ pub fn start(usual: &str) -> Telemetry {
         postroom::set_log_key(key);
     }
     let filter = EnvFilter::try_from_env("POSTROOM_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
-    // The AMQP client logs returned messages with their payload, which never goes into logs; its errors are reported by us.
-    let quiet = ["lapin=off".to_owned(), format!("{SPANS}=off")];
-    let filter = quiet.iter().flat_map(|directive| directive.parse()).fold(filter, EnvFilter::add_directive);
+    // Whatever POSTROOM_LOG says: libraries log payloads, headers and URLs, which never go into logs. What matters of their errors is
+    // reported by us.
+    let ours = filter_fn(|about| {
+        let target = about.target();
+        (target.starts_with("postroom") || target.starts_with("opentelemetry")) && target != SPANS
+    });
+    let filter = filter.and(ours);
     let colours = std::io::stderr().is_terminal();
     // Its own complaints about a log that cannot be written would panic.
     let logs = tracing_subscriber::fmt::layer()

@@ -31,7 +31,7 @@ impl Rig {
     fn new(sink: &str) -> Self {
         let rig = Self { dir: surroundings::scratch("lines"), enqueued: BTreeSet::new() };
         let store = format!("sqlite:{}", rig.dir.join("outbox.db").display());
-        let migrated = Command::new(surroundings::postroom_binary()).args(["migrate", "--store", &store]).output();
+        let migrated = surroundings::postroom().args(["migrate", "--store", &store]).output();
         assert!(migrated.unwrap().status.success());
         let config = format!(
             "[store]\nurl = \"{store}\"\n[relay]\nlease = \"1s\"\nstop_deadline = \"2s\"\n[[routes]]\nname = \"orders\"\ntopics = [\"orders\"]\n[routes.sink]\n{sink}\n"
@@ -62,6 +62,7 @@ impl Rig {
 
     fn relay_with(&self, shell: &mut Command) -> Relay {
         let log = self.dir.join(format!("log-{}", surroundings::unique()));
+        surroundings::without_tests(shell);
         let child = shell
             .arg(surroundings::postroom_binary())
             .arg(self.dir.join("postroom.toml"))
@@ -77,7 +78,7 @@ impl Rig {
     fn backlog(&self) -> u64 {
         let store = format!("sqlite:{}", self.dir.join("outbox.db").display());
         let arguments = ["status", "--json", "--store", &store];
-        let output = Command::new(surroundings::postroom_binary()).args(arguments).output().unwrap();
+        let output = surroundings::postroom().args(arguments).output().unwrap();
         let status: Value = serde_json::from_slice(&output.stdout).unwrap();
         let count = |name: &str| status["routes"][0][name].as_u64().unwrap_or_else(|| panic!("{status}"));
         count("backlog") + count("parked")

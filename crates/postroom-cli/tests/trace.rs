@@ -139,7 +139,7 @@ async fn one_order(collector: &str) -> String {
         database.url()
     );
     std::fs::write(&config, written).unwrap();
-    let relay = Command::new(surroundings::postroom_binary())
+    let relay = surroundings::postroom()
         .args(["run", "--config"])
         .arg(&config)
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", collector)

@@ -1,21 +1,23 @@
 //! Connecting: the URL, TLS, and what every session of ours is set to.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use postroom::{BoxError, StoreError, Wake, redact_url};
 use tokio::task::JoinHandle;
-use tokio_postgres::config::SslMode;
+use tokio_postgres::config::Host;
 use tokio_postgres::{AsyncMessage, CancelToken, Client, Config};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::link::store_error;
+use crate::tls::{self, TlsOptions};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A peer that has not acknowledged data for so long is gone: a half-open link must not hang the relay.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A URL that does not name a PostgreSQL database.
+/// A URL that does not name a PostgreSQL database, or that asks for something that cannot be had.
 #[derive(Debug, thiserror::Error)]
 #[error("read database URL {shown}")]
 pub struct InvalidUrl {
@@ -24,12 +26,25 @@ pub struct InvalidUrl {
     source: BoxError,
 }
 
-/// Opens connections to one database. Certificates are verified against the system's roots wherever TLS is used.
+/// A connection that could not be opened: where to, and what can be done about it.
+#[derive(Debug, thiserror::Error)]
+#[error("{to}{hint}")]
+struct NotConnected {
+    to: String,
+    hint: String,
+    #[source]
+    source: tokio_postgres::Error,
+}
+
+/// Opens connections to one database. Off this machine they are encrypted and the server's certificate is verified, unless the URL
+/// says otherwise.
 #[derive(Clone)]
 pub struct Connector {
     config: Config,
     tls: MakeRustlsConnect,
     shown: String,
+    /// Hosts and ports, for people.
+    to: Arc<str>,
 }
 
 impl std::fmt::Debug for Connector {
@@ -39,17 +54,16 @@ impl std::fmt::Debug for Connector {
 }
 
 impl Connector {
-    /// Reads a `postgres://` URL. `sslmode` is `disable`, `prefer` (the default), `require` or `verify-full`; the last two
-    /// are the same here, since a certificate that does not verify is never accepted.
+    /// Reads a `postgres://` URL. About TLS it may say `sslmode` (`verify-full`, `verify-ca` or `disable`; `require` is
+    /// `verify-full`), `sslrootcert`, `sslcert` and `sslkey`, files in PEM. Without any of them it is `disable` for a host on this
+    /// machine, and `verify-full` with the system's roots for every other.
     pub fn new(url: &str) -> Result<Self, InvalidUrl> {
         let invalid = |source: BoxError| InvalidUrl { shown: redact_url(url), source };
-        let verify_full = url.contains("sslmode=verify-full");
-        let mut config: Config = url
-            .replace("sslmode=verify-full", "sslmode=require")
-            .parse()
-            .map_err(|error: tokio_postgres::Error| invalid(error.into()))?;
-        if verify_full {
-            config.ssl_mode(SslMode::Require);
+        let (url_without_tls, options) = TlsOptions::taken_out_of(url);
+        let mut config: Config =
+            url_without_tls.parse().map_err(|_: tokio_postgres::Error| invalid(UNREADABLE.into()))?;
+        if config.get_hosts().is_empty() {
+            return Err(invalid("it names no host".into()));
         }
         config
             .connect_timeout(CONNECT_TIMEOUT)
@@ -60,14 +74,42 @@ impl Connector {
         if config.get_application_name().is_none() {
             config.application_name("postroom");
         }
-        let mut roots = rustls::RootCertStore::empty();
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        let tls = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| invalid(error.into()))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        Ok(Self { config, tls: MakeRustlsConnect::new(tls), shown: redact_url(url) })
+        let tls = options.client(&mut config).map_err(invalid)?;
+        let to = config.get_hosts().iter().enumerate().map(|(n, host)| {
+            let ports = config.get_ports();
+            let port = ports.get(n).or(ports.first()).copied().unwrap_or(5432);
+            match host {
+                Host::Tcp(name) => format!("{name}:{port}"),
+                #[cfg(unix)]
+                Host::Unix(path) => format!("{}, port {port}", path.display()),
+            }
+        });
+        let to = to.collect::<Vec<_>>().join(", ");
+        Ok(Self { config, tls: MakeRustlsConnect::new(tls), shown: redact_url(url), to: to.into() })
+    }
+
+    /// Takes the password from a file in PostgreSQL's own format (`host:port:database:user:password`, `*` fits anything), unless the
+    /// URL has one. <https://www.postgresql.org/docs/current/libpq-pgpass.html>
+    pub fn password_from(mut self, file: &Path) -> Result<Self, InvalidUrl> {
+        if self.config.get_password().is_some() {
+            return Ok(self);
+        }
+        let text = std::fs::read_to_string(file).map_err(|error| InvalidUrl {
+            shown: self.shown.clone(),
+            source: format!("failed to read the password file {}: {error}", file.display()).into(),
+        })?;
+        let user = self.config.get_user().unwrap_or_default();
+        let database = self.config.get_dbname().unwrap_or(user);
+        let host = match self.config.get_hosts().first() {
+            Some(Host::Tcp(name)) => name.as_str(),
+            _ => "localhost",
+        };
+        let port = self.config.get_ports().first().copied().unwrap_or(5432).to_string();
+        let wanted = [host, &port, database, user];
+        if let Some(password) = text.lines().find_map(|line| password_in(line, &wanted)) {
+            self.config.password(password);
+        }
+        Ok(self)
     }
 
     /// The URL without its password.
@@ -78,7 +120,7 @@ impl Connector {
     /// Opens a connection whose notifications wake `wake`. The task ends when the connection does.
     pub(crate) async fn connect_listening(&self, wake: Wake) -> Result<(Client, JoinHandle<()>), StoreError> {
         let (client, mut connection) =
-            self.config.connect(self.tls.clone()).await.map_err(|error| store_error("connect", error))?;
+            self.config.connect(self.tls.clone()).await.map_err(|error| self.not_connected(error))?;
         let broken = tokio::spawn(async move {
             while let Some(Ok(message)) = std::future::poll_fn(|context| connection.poll_message(context)).await {
                 if matches!(message, AsyncMessage::Notification(_)) {
@@ -114,8 +156,8 @@ impl Connector {
     }
 
     async fn open(&self, config: &Config) -> Result<Client, StoreError> {
-        let failed = |error| store_error("connect", error);
-        let (client, connection) = config.connect(self.tls.clone()).await.map_err(failed)?;
+        let connecting = config.connect(self.tls.clone()).await;
+        let (client, connection) = connecting.map_err(|error| self.not_connected(error))?;
         // Such a database checks nothing, but would refuse to show us a row with bytes that are no UTF-8.
         let unchecked = connection.parameter("server_encoding") == Some("SQL_ASCII");
         tokio::spawn(async move {
@@ -124,15 +166,59 @@ impl Connector {
             }
         });
         if unchecked {
-            client.batch_execute("set client_encoding to 'SQL_ASCII'").await.map_err(failed)?;
+            client
+                .batch_execute("set client_encoding to 'SQL_ASCII'")
+                .await
+                .map_err(|error| store_error("connect", error))?;
         }
         Ok(client)
     }
+
+    /// Sorted as any error, told with where to and what can be done.
+    fn not_connected(&self, error: tokio_postgres::Error) -> StoreError {
+        let hint = tls::hint(&error).map_or_else(String::new, |hint| format!(" ({hint})"));
+        let to = format!("to {}", self.to);
+        let with = |source: BoxError| -> BoxError {
+            match source.downcast::<tokio_postgres::Error>() {
+                Ok(source) => NotConnected { to, hint, source: *source }.into(),
+                Err(other) => other,
+            }
+        };
+        match store_error("connect", error) {
+            StoreError::Unavailable { what, source } => StoreError::Unavailable { what, source: with(source) },
+            StoreError::Busy { what, source } => StoreError::Busy { what, source: with(source) },
+            StoreError::Refused { what, source } => StoreError::Refused { what, source: with(source) },
+            schema => schema,
+        }
+    }
+}
+
+const UNREADABLE: &str = "it cannot be parsed; it is postgres://USER:PASSWORD@HOST:PORT/DATABASE, with special characters of user and \
+                          password percent-encoded (@ as %40, : as %3A, / as %2F, ? as %3F, # as %23, % as %25)";
+
+/// The password of a line of a password file, if the line is about this host, port, database and user.
+fn password_in(line: &str, wanted: &[&str; 4]) -> Option<String> {
+    if line.starts_with('#') {
+        return None;
+    }
+    let mut fields = vec![String::new()];
+    let mut characters = line.chars();
+    while let Some(c) = characters.next() {
+        match (c, fields.len()) {
+            ('\\', _) => fields.last_mut()?.extend(characters.next()),
+            // The password is the rest.
+            (':', 1..=4) => fields.push(String::new()),
+            (other, _) => fields.last_mut()?.push(other),
+        }
+    }
+    let fits = fields.len() == 5 && fields.iter().zip(wanted).all(|(field, wanted)| field == "*" || field == wanted);
+    fits.then(|| fields.pop()).flatten()
 }
 
 /// PgBouncer answers so to a start-up message with settings that it does not know.
 fn refuses_settings(error: &(dyn std::error::Error + 'static)) -> bool {
-    let db = error.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::as_db_error);
+    let error = error.downcast_ref::<NotConnected>().map(|error| &error.source);
+    let db = error.and_then(tokio_postgres::Error::as_db_error);
     db.is_some_and(|error| error.message().contains("startup parameter"))
 }
 
@@ -144,5 +230,27 @@ pub(crate) fn behind_a_pooler() -> StoreError {
             "a connection pooler answers: the session's settings did not arrive, or its transactions run on several \
                  backends. Give the relay a URL that leads to PostgreSQL itself; writers may keep the pooler"
                 .into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_file_is_read_as_postgresql_reads_it() {
+        let wanted = ["db", "5432", "shop", "app"];
+        let cases = [
+            ("db:5432:shop:app:s3cret", Some("s3cret")),
+            ("*:*:*:app:a:b", Some("a:b")),
+            ("*:*:*:*:a\\:b\\\\", Some("a:b\\")),
+            ("# db:5432:shop:app:x", None),
+            ("other:5432:shop:app:x", None),
+            ("db:5432:shop:app", None),
+            ("", None),
+        ];
+        for (line, password) in cases {
+            assert_eq!(password_in(line, &wanted).as_deref(), password, "{line}");
+        }
     }
 }

@@ -24,6 +24,8 @@ mod migrate;
 mod operate;
 #[cfg(feature = "tokio-postgres")]
 mod text;
+#[cfg(feature = "tokio-postgres")]
+mod tls;
 
 #[cfg(feature = "tokio-postgres")]
 pub use connect::{Connector, InvalidUrl};

@@ -1,5 +1,7 @@
 //! What the tests of postroom share. Never a dependency of anything that ships.
 
+#[cfg(feature = "tls")]
+pub mod authority;
 pub mod chance;
 #[cfg(feature = "conformance")]
 pub mod conformance;

@@ -17,6 +17,22 @@ pub fn postroom_binary() -> PathBuf {
     required("POSTROOM_BIN").into()
 }
 
+/// That binary, to be started without what only tests know of the environment.
+pub fn postroom() -> std::process::Command {
+    let mut command = std::process::Command::new(postroom_binary());
+    without_tests(&mut command);
+    command
+}
+
+/// Takes out of a command's environment what only tests know.
+pub fn without_tests(command: &mut std::process::Command) {
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("POSTROOM_") && name != "POSTROOM_LOG") {
+            command.env_remove(name);
+        }
+    }
+}
+
 /// The orders example.
 pub fn orders_binary() -> PathBuf {
     required("POSTROOM_ORDERS_BIN").into()

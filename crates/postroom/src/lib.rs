@@ -63,7 +63,7 @@ pub use operator::Operator;
 pub use order::{OnDead, Order, StartAt};
 pub use outbox::{EnqueueError, Outbox};
 pub use projection::NewerUpsert;
-pub use redact::redact_url;
+pub use redact::{redact_text, redact_url};
 pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide, tidy_reason};
 pub use route::{Route, RouteChange, RouteSettings, ShownRoute};
 pub use sink::{Batch, Sink, SinkLimits};

@@ -13,6 +13,7 @@ mod fence;
 mod properties;
 mod sink;
 mod subscription;
+mod tls;
 mod transport;
 mod wire;
 
@@ -25,6 +26,8 @@ use postroom::{Sink, Subscription, Unavailable, redact_url};
 use serde::Deserialize;
 
 use crate::{Broker, OpenSinkError, OpenSubscriptionError, Section, SinkOptions, SubscriptionOptions};
+
+use tls::TlsFiles;
 
 pub use sink::RabbitmqSink;
 pub use subscription::{Binding, RabbitmqSubscription, RabbitmqSubscriptionOptions};
@@ -39,7 +42,8 @@ const FRAME_MAX_MIN: u32 = 32_768;
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RabbitmqOptions {
-    /// `amqp://` or `amqps://` URL; certificates are verified against the system's roots.
+    /// `amqp://` or `amqps://` URL. Certificates are verified against the system's roots and what `cacertfile` in the URL names;
+    /// `certfile` and `keyfile` are a certificate of ours.
     pub url: String,
     /// The topic exchange; `postroom` by default.
     #[serde(default = "default_exchange")]
@@ -134,7 +138,7 @@ impl RabbitmqOptions {
 
     fn check(&self) -> Result<(), OpenSinkError> {
         let wrong = |problem| OpenSinkError { kind: "rabbitmq", problem };
-        uri(&self.url).map_err(wrong)?;
+        uri(&self.url).and_then(|(_, files)| files.read()).map_err(wrong)?;
         short_enough("exchange", &self.exchange).map_err(wrong)?;
         if self.channels == 0 || self.batch_messages_max == 0 || self.publish_deadline_seconds == 0 {
             let problem = "channels, batch_messages_max and publish_deadline_seconds must be at least 1";
@@ -144,13 +148,21 @@ impl RabbitmqOptions {
     }
 }
 
-/// The URL with our heartbeat and frame size unless it has its own; or what is wrong with it, without its password.
-fn uri(url: &str) -> Result<AMQPUri, String> {
+/// The URL with our heartbeat and frame size unless it has its own, and its files for TLS; or what is wrong with it, without its
+/// password.
+fn uri(url: &str) -> Result<(AMQPUri, TlsFiles), String> {
     let shown = redact_url(url);
     if !url.starts_with("amqp://") && !url.starts_with("amqps://") {
         return Err(format!("url {shown} must begin with amqp:// or amqps://"));
     }
-    let mut uri: AMQPUri = url.parse().map_err(|error| format!("url {shown} cannot be read: {error}"))?;
+    let (rest, files) = TlsFiles::taken_out_of(url)?;
+    // The client's own words may quote a password that is not percent-encoded.
+    let mut uri: AMQPUri = rest.parse().map_err(|_| {
+        format!(
+            "url {shown} cannot be read; it is amqp://USER:PASSWORD@HOST:PORT/VHOST, with special characters of user, password and \
+             virtual host percent-encoded (/ as %2f, @ as %40, : as %3a)"
+        )
+    })?;
     short_enough("virtual host in url", &uri.vhost)?;
     // Without a size of ours the client would take any that the broker names, and allocate a multiple of it.
     let frame_max = *uri.query.frame_max.get_or_insert(fence::FRAME_MAX_DEFAULT);
@@ -159,7 +171,7 @@ fn uri(url: &str) -> Result<AMQPUri, String> {
         return Err(format!("frame_max={frame_max} in url {shown} must be between {FRAME_MAX_MIN} and {max}"));
     }
     uri.query.heartbeat.get_or_insert(HEARTBEAT_SECONDS);
-    Ok(uri)
+    Ok((uri, files))
 }
 
 /// AMQP carries names as short strings.
@@ -173,12 +185,17 @@ fn short_enough(what: &str, name: &str) -> Result<(), String> {
 /// Opens a connection.
 async fn connect(url: &str, name: &str) -> Result<Connection, Unavailable> {
     let shown = || format!("RabbitMQ at {}", redact_url(url));
-    let uri = uri(url).map_err(|problem| Unavailable::new(shown(), problem))?;
+    let problem = |problem| Unavailable::new(shown(), problem);
+    let (uri, files) = uri(url).map_err(problem)?;
+    let tls = files.read().map_err(problem)?;
     let frame_max = uri.query.frame_max.unwrap_or(fence::FRAME_MAX_DEFAULT);
     let properties = ConnectionProperties::default().with_connection_name(name.into());
-    match tokio::time::timeout(CONNECT_TIMEOUT, transport::connect(uri, properties, frame_max)).await {
+    match tokio::time::timeout(CONNECT_TIMEOUT, transport::connect(uri, tls, properties, frame_max)).await {
         Ok(Ok(connection)) => Ok(connection),
-        Ok(Err(error)) => Err(Unavailable::new(shown(), error)),
+        Ok(Err(error)) => {
+            let told = format!("{error}{}", tls::hint(&format!("{error} {error:?}")));
+            Err(Unavailable::new(shown(), told))
+        }
         Err(elapsed) => Err(Unavailable::new(shown(), elapsed)),
     }
 }

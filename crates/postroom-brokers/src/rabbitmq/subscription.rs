@@ -66,7 +66,7 @@ fn default_prefetch() -> u16 {
 
 impl RabbitmqSubscriptionOptions {
     fn check(&self) -> Result<(), String> {
-        uri(&self.url)?;
+        uri(&self.url)?.1.read()?;
         if self.queue.is_empty() {
             return Err("queue: the name is empty; name the queue to receive from".to_owned());
         }

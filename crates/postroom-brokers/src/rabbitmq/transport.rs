@@ -17,7 +17,7 @@ use async_rs::{Runtime, Tokio};
 use futures_io::{AsyncRead, AsyncWrite};
 use futures_util::Stream;
 use futures_util::future::{Either, select};
-use lapin::tcp::{AMQPUriTcpExt, AsyncTcpStream, TLSConfig};
+use lapin::tcp::{AMQPUriTcpExt, AsyncTcpStream, OwnedTLSConfig};
 use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use tokio::sync::Notify;
@@ -33,6 +33,7 @@ type TokioStream = <Tokio as Reactor>::TcpStream;
 /// connection is open this fails at once, with the fence's words: the client library would only try again.
 pub(super) async fn connect(
     uri: AMQPUri,
+    tls: OwnedTLSConfig,
     properties: ConnectionProperties,
     frame_max: u32,
 ) -> Result<Connection, postroom::BoxError> {
@@ -40,7 +41,7 @@ pub(super) async fn connect(
     let fenced = Fenced { tokio: Tokio::current(), frame_max, refused: refused.clone() };
     let runtime = Runtime::new(fenced.clone());
     let open = async move |uri: AMQPUri, _: Runtime<Fenced>| {
-        let stream = uri.connect_with_config_async(TLSConfig::default(), &Runtime::new(fenced.tokio.clone())).await?;
+        let stream = uri.connect_with_config_async(tls.as_ref(), &Runtime::new(fenced.tokio.clone())).await?;
         // To the library this is a plain socket; what encrypts is inside.
         Ok(AsyncTcpStream::Plain(fenced.fence(stream)))
     };

@@ -9,7 +9,7 @@ use postroom_testkit::surroundings;
 use serde_json::Value;
 
 pub fn postroom(arguments: &[&str]) -> Output {
-    Command::new(surroundings::postroom_binary())
+    surroundings::postroom()
         .args(arguments)
         .env_remove("POSTROOM_STORE_URL")
         .current_dir(surroundings::scratch("commands"))
@@ -221,7 +221,7 @@ fn once(store: &str) {
     let config = surroundings::scratch("once").join("postroom.toml");
     let text = format!("[store]\nurl = {store:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"stdout\"\n");
     std::fs::write(&config, text).unwrap();
-    let mut relay = Command::new(surroundings::postroom_binary())
+    let mut relay = surroundings::postroom()
         .args(["run", "--config"])
         .arg(&config)
         .stdout(std::process::Stdio::piped())
@@ -246,7 +246,7 @@ fn a_signal_shows_how_each_route_stands_and_ends_nothing() {
         "[store]\nurl = {store:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"file\"\npath = {sink:?}\n"
     );
     std::fs::write(&config, text).unwrap();
-    let mut relay = Command::new(surroundings::postroom_binary())
+    let mut relay = surroundings::postroom()
         .args(["run", "--config"])
         .arg(&config)
         .stderr(std::process::Stdio::piped())

@@ -20,7 +20,7 @@ struct Running(Child);
 impl Running {
     fn start(config: &std::path::Path, log: &std::path::Path, panics: &str) -> Self {
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
-        let mut command = Command::new(surroundings::postroom_binary());
+        let mut command = surroundings::postroom();
         command.args(["run", "--json", "--config"]).arg(config).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         if !panics.is_empty() {
             command.env("POSTROOM_PANIC_AT", panics);

@@ -22,7 +22,7 @@ async fn run_fills_an_inbox_that_an_application_takes_messages_from() {
         database.url()
     );
     std::fs::write(&config, written).unwrap();
-    let program = Command::new(surroundings::postroom_binary())
+    let program = surroundings::postroom()
         .args(["run", "--json", "--config"])
         .arg(&config)
         .stdin(Stdio::null())

@@ -114,7 +114,9 @@ impl Rig {
         let config = self.dir.join(format!("{name}-{}.toml", surroundings::unique()));
         std::fs::write(&config, configuration).unwrap();
         let log = std::fs::File::options().create(true).append(true).open(self.dir.join("relay.log")).unwrap();
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        surroundings::without_tests(&mut command);
+        let child = command
             .args(["run", "--json", "--config"])
             .arg(&config)
             .envs(variables.iter().map(|(name, value)| (name, value)))
@@ -209,10 +211,43 @@ impl Rig {
             if began.elapsed() > STUCK {
                 let log = std::fs::read_to_string(self.dir.join("relay.log")).unwrap_or_default();
                 let tail: Vec<&str> = log.lines().rev().take(20).collect();
-                panic!("waited in vain until {what}; the relay's last words:\n{}", tail.join("\n"));
+                let state = self.state().await;
+                panic!("waited in vain until {what}; {state}\nthe relay's last words:\n{}", tail.join("\n"));
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// What the store says of itself, for whoever has to find out why something is stuck.
+    async fn state(&self) -> String {
+        let store = postroom_postgres::Database::new(self.database.url()).unwrap();
+        let status = postroom::Operator::status(&store).await;
+        let Ok((client, connection)) = tokio_postgres::connect(self.database.url(), tokio_postgres::NoTls).await else {
+            return format!("{status:?}; the database cannot be reached");
+        };
+        tokio::spawn(connection);
+        let mut state = format!("{status:?}");
+        for (what, sql) in [
+            (
+                "lanes",
+                "select json_agg(l)::text from (select route, lane, owner, epoch, expires_at - clock_timestamp() as left, position_seq from postroom.lanes) l",
+            ),
+            (
+                "parked",
+                "select json_agg(p)::text from (select route, seq, lane, ordering_key, state, attempts, due_at - clock_timestamp() as due_in, last_error from postroom.parked limit 20) p",
+            ),
+            ("blocked", "select json_agg(b)::text from (select * from postroom.blocked_keys limit 20) b"),
+            ("relays", "select json_agg(r)::text from postroom.relays r"),
+            (
+                "sessions",
+                "select json_agg(a)::text from (select pid, application_name, state, wait_event, clock_timestamp() - xact_start as age, left(query, 80) as query from pg_stat_activity where datname = current_database()) a",
+            ),
+            ("prepared", "select json_agg(x)::text from pg_prepared_xacts x"),
+        ] {
+            let told = client.query_one(sql, &[]).await.map(|row| row.get::<_, Option<String>>(0));
+            state.push_str(&format!("\n{what}: {told:?}"));
+        }
+        state
     }
 
     /// What writers, broker and consumer say now.

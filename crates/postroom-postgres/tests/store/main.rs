@@ -19,5 +19,6 @@ mod roles;
 mod safe_names;
 mod setup;
 mod surroundings;
+mod tls;
 mod transactions;
 mod trouble;

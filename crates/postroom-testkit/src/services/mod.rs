@@ -20,7 +20,7 @@ mod wait;
 
 pub use pgbouncer::PgBouncer;
 pub use postgres::{POSTGRES_PROGRAMS, PostgresOptions, PostgresServer};
-pub use rabbitmq::RabbitServer;
+pub use rabbitmq::{RabbitServer, RabbitTls};
 pub use tmpfs::Tmpfs;
 
 /// Names of the Debian packages that the servers here need and that are not installed.

@@ -13,6 +13,7 @@ use super::account::Account;
 use super::process::{ServerProcess, Signal};
 use super::{Tmpfs, folder, ports, wait};
 
+mod encrypted;
 mod faults;
 
 pub(super) use faults::{Clock, clock_library};

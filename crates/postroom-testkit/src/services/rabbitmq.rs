@@ -38,6 +38,30 @@ pub struct RabbitServer {
     process: Option<ServerProcess>,
     names: Option<ServerProcess>,
     names_port: u16,
+    tls: Option<RabbitTls>,
+}
+
+/// What a node that speaks TLS beside plain AMQP shows, and asks for.
+#[derive(Debug, Clone)]
+pub struct RabbitTls {
+    /// Certificates of clients are issued by this one.
+    pub root: PathBuf,
+    /// Its own certificate.
+    pub certificate: PathBuf,
+    /// The key of that.
+    pub key: PathBuf,
+    /// Clients without a certificate are turned away.
+    pub clients_need_one: bool,
+    port: u16,
+}
+
+impl RabbitTls {
+    /// Files in PEM.
+    #[must_use]
+    pub fn new(root: &Path, certificate: &Path, key: &Path, clients_need_one: bool) -> Self {
+        let of = Path::to_owned;
+        Self { root: of(root), certificate: of(certificate), key: of(key), clients_need_one, port: 0 }
+    }
 }
 
 impl RabbitServer {
@@ -49,6 +73,14 @@ impl RabbitServer {
     /// When the package is not installed, the folder is in use, or the node does not answer within 60 s; then the
     /// error holds the end of its log.
     pub fn start(dir: &Path) -> io::Result<Self> {
+        Self::start_with(dir, None)
+    }
+
+    /// Like [`start`](Self::start), with a second listener that speaks TLS.
+    ///
+    /// # Errors
+    /// As for `start`.
+    pub fn start_with(dir: &Path, tls: Option<RabbitTls>) -> io::Result<Self> {
         if !is_installed() {
             return Err(io::Error::new(
                 io::ErrorKind::NotFound,
@@ -64,6 +96,7 @@ impl RabbitServer {
             process: None,
             names: None,
             names_port: 0,
+            tls,
         };
         write_secret(&server.dir.join(".erlang.cookie"))?;
         fs::write(server.dir.join("enabled_plugins"), "[].\n")?;
@@ -81,6 +114,12 @@ impl RabbitServer {
     #[must_use]
     pub fn url(&self) -> String {
         format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.port)
+    }
+
+    /// `amqps://guest:guest@127.0.0.1:PORT/%2f`, where it was started so.
+    #[must_use]
+    pub fn tls_url(&self) -> Option<String> {
+        self.tls.as_ref().map(|tls| format!("amqps://guest:guest@127.0.0.1:{}/%2f", tls.port))
     }
 
     /// The AMQP port on 127.0.0.1; the same for the whole life of this value.
@@ -194,6 +233,16 @@ impl RabbitServer {
         self.names = None;
         let mut settings = format!("listeners.tcp.1 = 127.0.0.1:{}\n", self.port);
         settings.push_str("disk_free_limit.absolute = 50MB\nlog.console = true\nlog.console.level = info\n");
+        if let Some(tls) = &mut self.tls {
+            tls.port = ports::free()?;
+            let RabbitTls { root, certificate, key, clients_need_one, port } = tls;
+            let (root, certificate, key) = (root.display(), certificate.display(), key.display());
+            settings.push_str(&format!(
+                "listeners.ssl.1 = 127.0.0.1:{port}\nssl_options.cacertfile = {root}\nssl_options.certfile = {certificate}\n\
+                 ssl_options.keyfile = {key}\nssl_options.verify = verify_peer\n\
+                 ssl_options.fail_if_no_peer_cert = {clients_need_one}\n"
+            ));
+        }
         fs::write(self.dir.join("rabbitmq.conf"), settings)?;
         self.launch()
     }

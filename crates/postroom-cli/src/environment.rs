@@ -1,0 +1,169 @@
+//! Variables that stand over the configuration file: `POSTROOM_…`, and `POSTROOM_…_FILE` for what is in a file, as secrets of a
+//! container are.
+
+use std::ffi::OsString;
+
+use toml::{Table, Value};
+
+const PREFIX: &str = "POSTROOM_";
+const FILE: &str = "_FILE";
+/// Read elsewhere.
+const OTHERS: &[&str] = &["LOG", "LOG_KEY", "CRASH_AT", "CRASH_MARK", "PANIC_AT"];
+/// An orchestrator makes these for a service of the name `postroom`.
+const ORCHESTRATORS: &[&str] = &["SERVICE_", "PORT"];
+
+/// A variable that stands over a value: its name without the prefix, and the value.
+pub type Variable = (String, String);
+
+/// The variables of this process.
+pub fn variables() -> Result<Vec<Variable>, String> {
+    read(std::env::vars_os(), |path| std::fs::read_to_string(path).map_err(|error| error.to_string()))
+}
+
+/// The store's URL, where a variable names it.
+pub fn store_url() -> Result<Option<String>, String> {
+    Ok(variables()?.into_iter().find_map(|(name, value)| (name == "STORE_URL").then_some(value)))
+}
+
+fn read(
+    all: impl Iterator<Item = (OsString, OsString)>,
+    file: impl Fn(&str) -> Result<String, String>,
+) -> Result<Vec<Variable>, String> {
+    let mut found: Vec<Variable> = Vec::new();
+    for (name, value) in all {
+        let Ok(name) = name.into_string() else { continue };
+        let Some(rest) = name.strip_prefix(PREFIX) else { continue };
+        if OTHERS.contains(&rest) || ORCHESTRATORS.iter().any(|made| rest.starts_with(made)) {
+            continue;
+        }
+        let value = value.into_string().map_err(|_| format!("the variable {name} is not UTF-8"))?;
+        let (rest, value) = match rest.strip_suffix(FILE) {
+            None => (rest, value),
+            Some(rest) => {
+                let text =
+                    file(&value).map_err(|error| format!("the variable {name}: failed to read {value}: {error}"))?;
+                (rest, text.trim_end_matches(['\n', '\r']).to_owned())
+            }
+        };
+        if found.iter().any(|(known, _)| known == rest) {
+            return Err(format!("{PREFIX}{rest} and {PREFIX}{rest}{FILE} are both set; leave one of them out"));
+        }
+        found.push((rest.to_owned(), value));
+    }
+    Ok(found)
+}
+
+/// Puts the variables over the values of the file.
+pub fn overlay(table: &mut Table, variables: &[Variable]) -> Result<(), String> {
+    for (name, value) in variables {
+        if let Some(key) = name.strip_prefix("STORE_") {
+            section(table, "store", key, value)?;
+        } else if let Some(key) = name.strip_prefix("RELAY_") {
+            section(table, "relay", key, value)?;
+        } else if let Some(rest) = name.strip_prefix("ROUTES_") {
+            part(table, ("routes", "name", "sink"), "_SINK_", rest, value)?;
+        } else if let Some(rest) = name.strip_prefix("INBOXES_") {
+            part(table, ("inboxes", "consumer", "from"), "_FROM_", rest, value)?;
+        } else {
+            return Err(format!(
+                "the variable {PREFIX}{name} means nothing; there are {PREFIX}STORE_URL, {PREFIX}RELAY_<KEY>, \
+                 {PREFIX}ROUTES_<NAME>_SINK_<KEY> and {PREFIX}INBOXES_<CONSUMER>_FROM_<KEY>, each also with {FILE}, and {PREFIX}LOG"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A key of the part of the list's entry that is named so.
+fn part(
+    table: &mut Table,
+    (list, name, part): (&str, &str, &str),
+    between: &str,
+    rest: &str,
+    value: &str,
+) -> Result<(), String> {
+    let unknown =
+        || format!("the variable {PREFIX}{}_{rest} names nothing in [[{list}]] of the file", list.to_uppercase());
+    let (wanted, key) = rest.rsplit_once(between).ok_or_else(unknown)?;
+    let named = |entry: &&mut Value| {
+        let known = entry.get(name).and_then(Value::as_str).unwrap_or_default();
+        known.to_uppercase().replace(|c: char| !c.is_ascii_alphanumeric(), "_") == wanted
+    };
+    let entries = table.get_mut(list).and_then(Value::as_array_mut).ok_or_else(unknown)?;
+    let mut matching = entries.iter_mut().filter(named);
+    let entry = matching.next().ok_or_else(unknown)?;
+    if matching.next().is_some() {
+        return Err(format!("the variable {PREFIX}{}_{rest} fits two entries of [[{list}]]", list.to_uppercase()));
+    }
+    let options = entry.get_mut(part).and_then(Value::as_table_mut).ok_or_else(unknown)?;
+    options.insert(key.to_lowercase(), typed(value));
+    Ok(())
+}
+
+fn section(table: &mut Table, name: &str, key: &str, value: &str) -> Result<(), String> {
+    let section = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
+    let section = section.as_table_mut().ok_or("store and relay want to be tables")?;
+    section.insert(key.to_lowercase(), typed(value));
+    Ok(())
+}
+
+/// A variable is a number or a truth value where it reads like one.
+fn typed(value: &str) -> Value {
+    match (value.parse::<i64>(), value.parse::<bool>()) {
+        (Ok(number), _) => Value::Integer(number),
+        (_, Ok(truth)) => Value::Boolean(truth),
+        _ => Value::String(value.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    fn of(variables: &[(&str, &str)]) -> Result<Vec<Variable>, String> {
+        let variables = variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        read(
+            variables,
+            |path| if path == "/run/url" { Ok("from the file\n".to_owned()) } else { Err("not there".into()) },
+        )
+    }
+
+    #[test]
+    fn values_may_be_in_files_and_only_once() {
+        let found = of(&[("POSTROOM_STORE_URL_FILE", "/run/url"), ("PATH", "x"), ("POSTROOM_LOG", "debug")]).unwrap();
+        assert_eq!(found, [("STORE_URL".to_owned(), "from the file".to_owned())]);
+        assert!(of(&[("POSTROOM_STORE_URL_FILE", "/nowhere")]).unwrap_err().contains("/nowhere: not there"));
+        let twice = of(&[("POSTROOM_STORE_URL_FILE", "/run/url"), ("POSTROOM_STORE_URL", "x")]).unwrap_err();
+        assert!(twice.contains("both set"), "{twice}");
+    }
+
+    #[test]
+    fn a_variable_that_is_not_utf_8_or_means_nothing_is_an_error() {
+        let bytes = OsString::from_vec(vec![0xff]);
+        let error = read([("POSTROOM_STORE_URL".into(), bytes)].into_iter(), |_| Ok(String::new())).unwrap_err();
+        assert!(error.contains("POSTROOM_STORE_URL is not UTF-8"), "{error}");
+        let mut table = Table::new();
+        let variables = of(&[("POSTROOM_STOER_URL", "x")]).unwrap();
+        assert!(overlay(&mut table, &variables).unwrap_err().contains("POSTROOM_STOER_URL means nothing"));
+        assert!(of(&[("POSTROOM_SERVICE_HOST", "10.0.0.1"), ("POSTROOM_PORT_80_TCP", "tcp://x")]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn routes_and_inboxes_are_found_by_their_names() {
+        let text = "[[routes]]\nname = \"my-orders\"\n[routes.sink]\nkind = \"x\"\n[[inboxes]]\nconsumer = \"b.c\"\nfrom = { kind = \"x\" }";
+        let mut table: Table = text.parse().unwrap();
+        let variables =
+            of(&[("POSTROOM_ROUTES_MY_ORDERS_SINK_URL", "u"), ("POSTROOM_INBOXES_B_C_FROM_PREFETCH", "9")]).unwrap();
+        overlay(&mut table, &variables).unwrap();
+        assert_eq!(table["routes"][0]["sink"]["url"].as_str(), Some("u"));
+        assert_eq!(table["inboxes"][0]["from"]["prefetch"].as_integer(), Some(9));
+        for unknown in
+            ["POSTROOM_ROUTES_OTHER_SINK_URL", "POSTROOM_ROUTES_MY_ORDERS_URL", "POSTROOM_INBOXES_X_FROM_URL"]
+        {
+            let error = overlay(&mut table, &of(&[(unknown, "u")]).unwrap()).unwrap_err();
+            assert!(error.contains(unknown), "{error}");
+        }
+    }
+}
