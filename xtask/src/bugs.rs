@@ -374,6 +374,13 @@ pub(crate) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "waits_of_a_backup_are_believed",
+        breaks: "lets messages of a restored backup wait for as long as the clock was ahead when it was made",
+        package: "postroom-postgres",
+        test: &["--test", "store", "waits_of_a_backup_from_a_clock_that_was_ahead_are_shortened_when_it_is_restored"],
+        needs_bin: false,
+    },
+    Bug {
         name: "loses_what_came_after",
         breaks: "drops what was claimed of a lane after it came back, when its loss is told late",
         package: "postroom-relay",

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
 use postroom::{Live, MessageId, Store, Wake};
@@ -179,6 +180,9 @@ fn not_running() -> Failure {
     Failure::new(exit::FAILURE, "stopped before it was running again")
 }
 
+/// Signals within this time after the first are the same one.
+const SAME_SIGNAL: Duration = Duration::from_secs(1);
+
 /// The first signal stops gracefully, the second at once.
 fn wait_for_signals(stop: watch::Sender<bool>) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::new(exit::FAILURE, format!("failed to listen for signals: {error}"));
@@ -186,16 +190,22 @@ fn wait_for_signals(stop: watch::Sender<bool>) -> Result<(), Failure> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
     tokio::spawn(async move {
-        for again in [false, true] {
+        let mut first: Option<Instant> = None;
+        loop {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
                 _ = hangup.recv() => {}
             }
-            if again {
+            // A terminal or a supervisor may send the same one to a program and to its group.
+            if first.is_some_and(|first| first.elapsed() < SAME_SIGNAL) {
+                continue;
+            }
+            if first.is_some() {
                 tracing::warn!("stopped hard by a second signal; what was in flight is published again");
                 std::process::exit(i32::from(exit::FAILURE));
             }
+            first = Some(Instant::now());
             let _ = stop.send(true);
         }
     });

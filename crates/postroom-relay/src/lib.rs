@@ -12,10 +12,12 @@ mod keys;
 mod parking;
 mod protocol;
 mod rate;
+mod rationed;
 mod relay;
 mod suspects;
+mod told;
 mod window;
 
 pub use engine::Engine;
-pub use protocol::{Action, BatchId, Counters, EngineOptions, Input, RouteNow};
+pub use protocol::{Action, BatchId, Counters, Death, EngineOptions, Input, RouteNow};
 pub use relay::{Relay, Summary};

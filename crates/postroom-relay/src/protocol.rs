@@ -1,10 +1,11 @@
 //! What goes into the engine and what comes out of it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use postroom::{
-    Batch, Claimed, Noted, OnDead, Order, Report, RetryPolicy, Settled, Settlement, SinkLimits, Standing, Token,
-    Verdicts, Want,
+    Batch, Cause, Claimed, Message, Noted, OnDead, Order, Report, RetryPolicy, Settled, Settlement, SinkLimits,
+    Standing, Token, Verdicts, Want,
 };
 
 /// What the engine is told once.
@@ -85,6 +86,19 @@ pub enum Action {
     Probe,
     /// Everything is finished after a stop: release the lanes and end.
     Finish,
+}
+
+/// A message that is among the dead letters.
+#[derive(Debug, Clone)]
+pub struct Death {
+    /// The message.
+    pub message: Arc<Message>,
+    /// Attempts burned.
+    pub attempts: u32,
+    /// Why it is dead.
+    pub cause: Cause,
+    /// What was said last.
+    pub error: String,
 }
 
 /// How a route stands in this process.

@@ -10,12 +10,13 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use postroom::{
-    Batch, Failure, Happened, Live, LostLane, Message, MessageSpan, Noted, Observed, Observer, Route, Sink, Source,
-    Step, StoreError, Verdict, Verdicts, Wake, crash_point, crash_point_over, fingerprint,
+    Batch, Happened, Live, LostLane, Message, MessageSpan, Noted, Observed, Observer, Route, Sink, Source, Step,
+    Verdict, Verdicts, Wake, crash_point, crash_point_over,
 };
 
 use crate::engine::Engine;
 use crate::protocol::{Action, Counters, EngineOptions, Input, RouteNow};
+use crate::told::Told;
 
 /// Giving the lanes back takes no longer than this, and closing the sink neither.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
@@ -138,13 +139,14 @@ impl Relay {
             sink: self.sink.limits(),
             seed: self.seed,
         });
+        let told = Told::new(&self.route.name);
         let mut work: FuturesUnordered<BoxFuture<'_, Option<Input>>> = FuturesUnordered::new();
         let mut stop = std::pin::pin!(stop);
         let mut deadline: Option<Instant> = None;
         loop {
             let mut finished = false;
             for action in engine.next(began.elapsed()) {
-                match self.start(action) {
+                match self.start(&told, action) {
                     Some(future) => work.push(future),
                     None => finished = true,
                 }
@@ -152,7 +154,15 @@ impl Relay {
             if finished {
                 break;
             }
-            self.live.set(engine.standing());
+            let standing = engine.standing();
+            told.sink(standing.sink_down.as_deref());
+            told.rest(false);
+            // What waits for a sink that is down will not get there in time.
+            let in_vain = standing.sink_down.is_some() && standing.with_sink == 0 && engine.unrecorded() == 0;
+            self.live.set(standing);
+            if in_vain && deadline.is_some() {
+                break;
+            }
             let mut wait = engine.wake_at().map_or(Duration::from_secs(1), |at| at.saturating_sub(began.elapsed()));
             if let Some(deadline) = deadline {
                 wait = wait.min(deadline.saturating_duration_since(Instant::now()));
@@ -169,18 +179,23 @@ impl Relay {
                 () = tokio::time::sleep(wait) => None,
             };
             if let Some(input) = input {
+                if let Input::Renewed(standing) = &input {
+                    told.store(standing.is_some());
+                }
                 engine.on(began.elapsed(), input);
+                engine.take_deaths().iter().for_each(|death| told.death(death));
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break;
             }
         }
         drop(work);
+        told.rest(true);
         let unfinished = engine.unfinished();
         if unfinished > 0 {
-            tracing::warn!(route = %self.route.name, unfinished, "stopped at the deadline; these are published again");
+            tracing::warn!(route = %self.route.name, unfinished, "stopped before these were through; they are published again");
         }
-        let released = self.close().await;
+        let released = self.close(&told).await;
         self.live.set(engine.standing());
         let unwritten = engine.unrecorded() + if released && unfinished == 0 { 0 } else { engine.settled_ahead() };
         if unwritten > 0 {
@@ -193,12 +208,12 @@ impl Relay {
     }
 
     /// Whether the lanes were given back, and with them every position written.
-    async fn close(&self) -> bool {
+    async fn close(&self, told: &Told) -> bool {
         let release = tokio::time::timeout(CLOSE_DEADLINE, self.source.release()).await;
         let released = match release {
             Ok(Ok(())) => true,
             Ok(Err(error)) => {
-                self.complain("give the lanes back; they are free when the lease expires", &error);
+                told.complaint("give the lanes back; they are free when the lease expires", &error);
                 false
             }
             Err(_) => {
@@ -213,7 +228,7 @@ impl Relay {
     }
 
     /// The future that carries an action out; none for the end.
-    fn start(&self, action: Action) -> Option<BoxFuture<'_, Option<Input>>> {
+    fn start<'a>(&'a self, told: &'a Told, action: Action) -> Option<BoxFuture<'a, Option<Input>>> {
         Some(match action {
             Action::Renew(mut report) => Box::pin(async move {
                 report.sink_blocked = self.sink.blocked();
@@ -224,7 +239,7 @@ impl Relay {
                     Err(_) => Happened::StoreFailed { what: "renew the lease" },
                 });
                 self.tell_lost(standing.as_ref().map_or(&[][..], |standing| &standing.lost_lanes));
-                Some(Input::Renewed(standing.inspect_err(|error| drop(self.complain("renew the lease", error))).ok()))
+                Some(Input::Renewed(standing.inspect_err(|error| drop(told.complaint("renew the lease", error))).ok()))
             }),
             Action::Claim(want) => Box::pin(async move {
                 let began = Instant::now();
@@ -237,19 +252,19 @@ impl Relay {
                 for delivery in claimed.iter().flat_map(|claimed| &claimed.deliveries) {
                     drop(MessageSpan::begin(Step::Claim, &delivery.message, "postroom", &self.route.name));
                 }
-                Some(Input::Claimed(claimed.inspect_err(|error| drop(self.complain("claim messages", error))).ok()))
+                Some(Input::Claimed(claimed.inspect_err(|error| drop(told.complaint("claim messages", error))).ok()))
             }),
             Action::Note { token, proven } => Box::pin(async move {
                 let proven = proven && self.sink.blocked().is_none();
                 let noted = self.source.note(token, proven).await;
                 let noted =
-                    noted.inspect_err(|error| drop(self.complain("note the message that travels alone", error)));
+                    noted.inspect_err(|error| drop(told.complaint("note the message that travels alone", error)));
                 Some(Input::Noted(noted.unwrap_or(Noted { proven, ..Noted::default() })))
             }),
             Action::ClearNote => Box::pin(async move {
                 let cleared = self.source.clear_note().await;
                 let cleared = cleared
-                    .inspect_err(|error| drop(self.complain("take the note off a message that came back", error)));
+                    .inspect_err(|error| drop(told.complaint("take the note off a message that came back", error)));
                 Some(Input::NoteCleared(cleared.is_ok()))
             }),
             Action::Settle(settlements) => Box::pin(async move {
@@ -262,7 +277,7 @@ impl Relay {
                     Err(_) => Happened::StoreFailed { what: "settle messages" },
                 });
                 self.tell_lost(settled.as_ref().map_or(&[][..], |settled| &settled.lost_lanes));
-                Some(Input::Settled(settled.inspect_err(|error| drop(self.complain("settle messages", error))).ok()))
+                Some(Input::Settled(settled.inspect_err(|error| drop(told.complaint("settle messages", error))).ok()))
             }),
             Action::Publish(id, batch) => Box::pin(async move {
                 crash_point("publish.before");
@@ -274,7 +289,7 @@ impl Relay {
                 let began = Instant::now();
                 let verdicts = AssertUnwindSafe(self.sink.publish(&batch)).catch_unwind().await;
                 let verdicts = match verdicts {
-                    Ok(verdicts) => verdicts.map_err(|error| self.complain("publish", &error)),
+                    Ok(verdicts) => verdicts.map_err(|error| told.complaint("publish", &error)),
                     Err(panic) => Err(self.panicked("publish", panic.as_ref())),
                 };
                 self.happened(published(&batch, verdicts.as_ref().ok(), began.elapsed()));
@@ -286,7 +301,7 @@ impl Relay {
                         Err(error) => span.failed(error),
                         Ok(verdicts) => {
                             if let Some(Verdict::Failed(failure)) = verdicts.of(place) {
-                                self.tell_failure(message, failure);
+                                told.failure(message, failure);
                                 span.failed(&failure.reason);
                             }
                         }
@@ -297,7 +312,7 @@ impl Relay {
             }),
             Action::Probe => Box::pin(async {
                 let reachable = self.sink.probe().await;
-                Some(Input::Probed(reachable.map_err(|error| self.complain("probe the sink", &error))))
+                Some(Input::Probed(reachable.map_err(|error| told.complaint("probe the sink", &error))))
             }),
             Action::Finish => return None,
         })
@@ -330,38 +345,11 @@ impl Relay {
         }
     }
 
-    /// Who failed and why; of the payload only its keyed hash.
-    fn tell_failure(&self, message: &Message, failure: &Failure) {
-        tracing::info!(
-            route = %self.route.name, id = %message.id, topic = message.topic, r#type = message.kind, tenant = message.tenant_id,
-            aggregate_type = message.aggregate_type, aggregate = message.aggregate_id, version = message.aggregate_version,
-            payload = %fingerprint(message), "the sink did not take a message: {}", failure.reason
-        );
-    }
-
     fn panicked(&self, what: &str, panic: &(dyn Any + Send)) -> String {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no text".to_owned());
         tracing::error!(route = %self.route.name, "panicked to {what}: {text}");
         format!("the sink panicked: {text}")
-    }
-
-    /// Logs an error with its causes, and returns that text.
-    fn complain(&self, what: &str, error: &(dyn std::error::Error + 'static)) -> String {
-        let mut text = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            cause = error.source();
-        }
-        let needs_a_person = error.downcast_ref::<StoreError>().is_some_and(|error| !error.is_transient());
-        if needs_a_person {
-            tracing::error!(route = %self.route.name, "failed to {what}: {text}");
-        } else {
-            tracing::warn!(route = %self.route.name, "failed to {what}, it will be tried again: {text}");
-        }
-        text
     }
 }
 

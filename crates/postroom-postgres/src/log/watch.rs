@@ -11,6 +11,10 @@ use crate::log::row::get;
 /// A clock may be slewed by so much between two looks without having gone back.
 const CLOCK_SLACK: Duration = Duration::from_secs(2);
 
+/// What was being written when the clock went back is committed within this time.
+const DOUBT: Duration = Duration::from_secs(60);
+const RESET_EVERY: Duration = Duration::from_secs(5);
+
 /// What one look found.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
@@ -65,8 +69,9 @@ impl Seen {
 /// What a look said that the one before it did not.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct News {
-    /// The clock of the database went back, or nobody knows, because this is the first look.
-    pub clock_went_back: bool,
+    /// Waits may have been noted with a clock that was ahead: the clock went back, or the tables are others than before, such as a
+    /// backup of another time, or nobody knows, because this is the first look.
+    pub reset_waits: bool,
     pub silent: Vec<String>,
 }
 
@@ -75,13 +80,16 @@ pub(crate) struct News {
 pub(crate) struct Watch {
     lease: Duration,
     clock: Option<(i64, Instant)>,
+    incarnation: Option<i64>,
+    /// Since when waits are in doubt, and when they were reset last.
+    in_doubt: Option<(Instant, Option<Instant>)>,
     /// How each other relay's lease stood, and since when it has stood so.
     others: HashMap<String, (String, Instant)>,
 }
 
 impl Watch {
     pub fn new(lease: Duration) -> Self {
-        Self { lease, clock: None, others: HashMap::new() }
+        Self { lease, clock: None, incarnation: None, in_doubt: None, others: HashMap::new() }
     }
 
     pub fn look(&mut self, seen: &Seen) -> News {
@@ -94,6 +102,21 @@ impl Watch {
             seen.clock_ms < clock_ms.saturating_add(passed) - CLOCK_SLACK.as_millis() as i64
         });
         self.clock = Some((seen.clock_ms, now));
+        let other_tables = self.incarnation.replace(seen.incarnation) != Some(seen.incarnation);
+        if clock_went_back || other_tables {
+            self.in_doubt = Some((now, None));
+        }
+        let reset_waits = match &mut self.in_doubt {
+            Some((since, _)) if now.saturating_duration_since(*since) > DOUBT => {
+                self.in_doubt = None;
+                false
+            }
+            Some((_, last)) if last.is_none_or(|last| now.saturating_duration_since(last) >= RESET_EVERY) => {
+                *last = Some(now);
+                true
+            }
+            _ => false,
+        };
         self.others.retain(|owner, _| seen.others.iter().any(|other| other.owner == *owner));
         let mut silent = Vec::new();
         for other in &seen.others {
@@ -104,7 +127,7 @@ impl Watch {
                 silent.push(other.owner.clone());
             }
         }
-        News { clock_went_back, silent }
+        News { reset_waits, silent }
     }
 }
 
@@ -145,11 +168,26 @@ mod tests {
         let mut watch = Watch::new(Duration::from_secs(1));
         let began = Instant::now();
         let mut look = |seconds: u64, clock_ms| {
-            watch.look_at(&seen(clock_ms, ""), began + Duration::from_secs(seconds)).clock_went_back
+            watch.look_at(&seen(clock_ms, ""), began + Duration::from_secs(seconds)).reset_waits
         };
         assert!(look(0, 1_000_000), "nobody knows what was before");
         assert!(!look(1, 1_000_900));
         assert!(look(2, 1_000_900 - 3_600_000));
         assert!(!look(3, 1_001_900 - 3_600_000));
+        assert!(look(7, 1_005_900 - 3_600_000), "something may have been committed meanwhile");
+        assert!(!look(63, 1_061_900 - 3_600_000), "and now no more");
+    }
+
+    #[test]
+    fn waits_of_tables_that_were_restored_are_in_doubt() {
+        let mut watch = Watch::new(Duration::from_secs(1));
+        let began = Instant::now();
+        let mut look = |seconds: u64, incarnation| {
+            let seen = Seen { incarnation, ..seen(seconds as i64 * 1000, "") };
+            watch.look_at(&seen, began + Duration::from_secs(seconds)).reset_waits
+        };
+        assert!(look(0, 1));
+        assert!(!look(100, 1) && !look(101, 1));
+        assert!(look(102, 2));
     }
 }

@@ -307,6 +307,27 @@ async fn lanes_of_a_dead_relay_are_taken_over_although_the_clock_went_back() {
     assert_eq!(renew(&relay).await.held, 16, "the dead one has no share any more");
 }
 
+/// The backup was made while the clock was an hour ahead; nothing that the running relay sees of the clock tells that.
+#[tokio::test]
+async fn waits_of_a_backup_from_a_clock_that_was_ahead_are_shortened_when_it_is_restored() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let relay = source(&database, "relay").await;
+    let ids = enqueue(&client, Some("a"), 2).await;
+    let claimed = claim_all(&relay).await;
+    let retry = postroom::Outcome::Retry { after: Duration::from_millis(500), attempts: 1, error: "no".to_owned() };
+    relay.settle(&[crate::setup::settled(claimed[0].token, retry)]).await.unwrap();
+    clock_back(&client, "where false").await;
+    let file = dump(&database);
+    client.batch_execute("delete from postroom.parked").await.unwrap();
+    renew(&relay).await;
+    let mut restore = program("pg_restore");
+    restore.args(["--clean", "--if-exists", "-d", database.url()]).arg(&file);
+    run(restore);
+    // It comes within seconds, and not in an hour.
+    until_out(&relay, &ids).await;
+}
+
 /// Somebody thought that this starts a route afresh.
 #[tokio::test]
 async fn lanes_or_a_route_that_were_deleted_come_back_and_nothing_waiting_is_lost() {

@@ -16,7 +16,7 @@ use crate::breaker::Breaker;
 use crate::chance::Chance;
 use crate::keys::Keys;
 use crate::parking::Parking;
-use crate::protocol::{Action, BatchId, Counters, EngineOptions, Input, RouteNow};
+use crate::protocol::{Action, BatchId, Counters, Death, EngineOptions, Input, RouteNow};
 use crate::rate::Rate;
 use crate::suspects::Suspects;
 use crate::window::Window;
@@ -103,6 +103,8 @@ pub struct Engine {
     stopping: bool,
     finished: bool,
     counters: Counters,
+    /// Recorded, and not asked for yet.
+    deaths: Vec<Death>,
 }
 
 impl Engine {
@@ -150,6 +152,7 @@ impl Engine {
             stopping: false,
             finished: false,
             counters: Counters::default(),
+            deaths: Vec::new(),
             options,
         }
     }
@@ -176,6 +179,11 @@ impl Engine {
             sink_down: self.breaker.open_because().map(str::to_owned),
             stopping: self.stopping,
         }
+    }
+
+    /// Messages that the store has recorded as dead since this was asked last.
+    pub fn take_deaths(&mut self) -> Vec<Death> {
+        std::mem::take(&mut self.deaths)
     }
 
     /// Takes in what happened at `now`, a monotonic time since any beginning.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use postroom::{Outcome, Settled, Settlement, Token};
 
 use super::{Engine, FLUSH_AFTER};
+use crate::protocol::Death;
 
 impl Engine {
     pub(super) fn is_settling(&self, token: &Token) -> bool {
@@ -31,6 +32,12 @@ impl Engine {
             }
             if through && let Some(held) = self.held.get(token) {
                 self.suspects.clear(held.delivery.message.id, held.delivery.lane);
+                if let Outcome::Dead { attempts, cause, error, .. } = outcome
+                    && !settled.lost_lanes.iter().any(|lost| lost.lane == held.delivery.lane)
+                {
+                    let (message, error) = (held.delivery.message.clone(), error.clone());
+                    self.deaths.push(Death { message, attempts: *attempts, cause: *cause, error });
+                }
                 if let (Outcome::Dead { blocks_key: false, .. }, Some(key)) = (outcome, &held.key) {
                     self.keys.free(key);
                 }

@@ -166,6 +166,8 @@ impl Inner {
         tracing::warn!(route = self.options.route, "the database file was replaced; it is opened again");
         self.book.lose_all();
         (self.connection, self.file, self.settings) = open(&self.options)?;
+        // Its waits may have been noted with a clock that was ahead.
+        self.clock = None;
         Ok(())
     }
 

@@ -199,7 +199,7 @@ impl LogSource {
                 }
                 self.links.server.positions_are_of(generation, seen.incarnation);
                 let news = self.watch.lock().unwrap_or_else(PoisonError::into_inner).look(&seen);
-                if news.clock_went_back {
+                if news.reset_waits {
                     self.reset_waits(self.links.server.generation()).await?;
                 }
                 seen.silent = news.silent;
@@ -223,7 +223,7 @@ impl LogSource {
             })
             .await?;
         if waits > 0 {
-            tracing::warn!(route = %self.route.name, waits, "the database's clock went back; waits were shortened by as much");
+            tracing::warn!(route = %self.route.name, waits, "the database's clock went back, or a backup of a time when it was ahead was restored; waits were shortened by as much");
         }
         Ok(())
     }
