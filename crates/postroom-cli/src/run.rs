@@ -1,11 +1,12 @@
 //! `postroom run`: one relay a route and one receiver an inbox, until a signal.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use postroom::{Live, MessageId, Store, Wake};
+use postroom::{Live, MessageId, Store, UnroutedTopic, Wake};
 use postroom_consumer::{FillCounters, Filler, InboxNow};
 use postroom_relay::{Counters, Relay, RouteNow, Summary};
 use tokio::signal::unix::{SignalKind, signal};
@@ -85,6 +86,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     } else {
         None
     };
+    tokio::spawn(warn_of_unrouted(store.clone()));
     show_on_signal(config.clone(), now, inboxes_now)?;
     announce(&config, &owner);
 
@@ -210,6 +212,33 @@ fn wait_for_signals(stop: watch::Sender<bool>) -> Result<(), Failure> {
         }
     });
     Ok(())
+}
+
+/// How often topics are looked for that no route takes.
+const UNROUTED_EVERY: Duration = Duration::from_secs(60);
+
+/// Tells each topic that no route takes when it is first seen, and again every hour: its messages go nowhere, and nothing else says so.
+async fn warn_of_unrouted(store: Arc<dyn Store>) {
+    const AGAIN: Duration = Duration::from_secs(3600);
+    let mut told: HashMap<String, Instant> = HashMap::new();
+    let mut first = true;
+    loop {
+        // Routes of this process are registered by then.
+        tokio::time::sleep(if first { Duration::from_secs(5) } else { UNROUTED_EVERY }).await;
+        first = false;
+        // A store that is away is told elsewhere.
+        let Ok(unrouted) = store.unrouted_topics().await else { continue };
+        told.retain(|topic, at| at.elapsed() < AGAIN && unrouted.iter().any(|unrouted| unrouted.topic == *topic));
+        for UnroutedTopic { topic, messages, .. } in unrouted {
+            if told.insert(topic.clone(), Instant::now()).is_none() {
+                tracing::warn!(
+                    topic,
+                    messages,
+                    "no route takes this topic, and its messages go nowhere; `postroom routes list` shows what each route takes"
+                );
+            }
+        }
+    }
 }
 
 /// SIGUSR1 shows how each route and inbox stands, as one line of JSON on standard error.

@@ -1,10 +1,10 @@
 //! `postroom status`.
 
-use postroom::{RouteStatus, StoreStatus};
+use postroom::{RouteStatus, SinkDown, StoreStatus, UnroutedTopic};
 
 use crate::StoreArgs;
 use crate::exit::{self, Failure};
-use crate::say::show;
+use crate::say::{printable, show};
 
 pub async fn status(args: &StoreArgs, json: bool) -> Result<(), Failure> {
     let store = args.open()?;
@@ -46,7 +46,45 @@ fn table(shown: &str, status: &StoreStatus) -> String {
     for row in &rows {
         line(row.iter().map(String::as_str).collect());
     }
+    problems(status, &mut text);
     text
+}
+
+/// What somebody has to look at, in words; or that there is nothing.
+fn problems(status: &StoreStatus, text: &mut String) {
+    let mut found = Vec::new();
+    for route in &status.routes {
+        let name = &route.route;
+        if route.lanes_held == 0 {
+            found.push(format!("route {name}: no relay runs it; start one with `postroom run`"));
+        } else if route.lanes_held < route.lanes {
+            let free = route.lanes - route.lanes_held;
+            found.push(format!(
+                "route {name}: {free} of {} lanes are held by nobody; that lasts a lease at most while relays run",
+                route.lanes
+            ));
+        }
+        for down in &route.sinks_down {
+            let SinkDown { relay, since_seconds, error } = down;
+            found.push(format!("route {name}: the sink of relay {relay} is down since {since_seconds:.0} s: {error}"));
+        }
+        if route.dead > 0 {
+            let dead = format!("{}{}", route.dead, if route.dead_is_bound { "+" } else { "" });
+            found.push(format!("route {name}: {dead} dead; see `postroom dead list --route {name}`"));
+        }
+    }
+    for UnroutedTopic { topic, messages, oldest_seconds } in &status.unrouted {
+        found.push(format!(
+            "topic {topic}: no route takes it; {messages} of the newest messages go nowhere, the oldest since {oldest_seconds:.0} s"
+        ));
+    }
+    if found.is_empty() {
+        text.push_str("nothing needs attention\n");
+    }
+    for problem in found {
+        // Keys, topics and errors come from others.
+        text.push_str(&format!("! {}\n", printable(&problem)));
+    }
 }
 
 fn row(route: &RouteStatus) -> [String; 8] {

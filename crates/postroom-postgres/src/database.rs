@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use postroom::{
     Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Keeper, KeyDeed, MessageId, MigrateError, Migrated,
     MigrationPlan, Operator, Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, Store,
-    StoreError, StoreStatus, WaitingKey, Wake, Whereabouts,
+    StoreError, StoreStatus, UnroutedTopic, WaitingKey, Wake, Whereabouts,
 };
 
 use crate::Postgres;
@@ -110,6 +110,11 @@ impl Database {
 impl Operator for Database {
     async fn status(&self) -> Result<StoreStatus, StoreError> {
         within(&self.connector, "read the status", operate::status(&self.connector)).await
+    }
+
+    async fn unrouted_topics(&self) -> Result<Vec<UnroutedTopic>, StoreError> {
+        let what = "look for topics that no route takes";
+        within(&self.connector, what, operate::unrouted_topics(&self.connector)).await
     }
 
     async fn routes(&self) -> Result<Vec<ShownRoute>, StoreError> {

@@ -106,6 +106,13 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0012_safe_names.sql"),
         formerly: None,
     },
+    Migration {
+        number: 13,
+        name: "truth",
+        locks: "postroom.lanes and audit: relays and operators wait for a moment",
+        sql: include_str!("../migrations/0013_truth.sql"),
+        formerly: None,
+    },
 ];
 
 /// What is created in this transaction means the same, whatever others have created in schemas on our search_path.

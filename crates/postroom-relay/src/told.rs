@@ -12,6 +12,8 @@ use crate::rationed::Rationed;
 const WINDOW: Duration = Duration::from_secs(10);
 const DEATHS: u32 = 10;
 const FAILURES: u32 = 10;
+/// A start that takes longer is told.
+const CONNECTS_WITHIN: Duration = Duration::from_secs(2);
 /// Of each kind.
 const COMPLAINTS: u32 = 3;
 
@@ -26,7 +28,9 @@ struct Rations {
     deaths: Rationed,
     failures: Rationed,
     complaints: HashMap<&'static str, Rationed>,
+    sink_was_up: bool,
     sink_down_since: Option<Instant>,
+    sink_down_told: bool,
     store_down_since: Option<Instant>,
 }
 
@@ -36,7 +40,9 @@ impl Told {
             deaths: Rationed::new(DEATHS, WINDOW),
             failures: Rationed::new(FAILURES, WINDOW),
             complaints: HashMap::new(),
+            sink_was_up: false,
             sink_down_since: None,
+            sink_down_told: false,
             store_down_since: None,
         };
         Self { route: route.to_owned(), began: Instant::now(), rations: Mutex::new(rations) }
@@ -93,17 +99,20 @@ impl Told {
 
     /// How the sink stands; tells when it goes and when it is back.
     pub fn sink(&self, down: Option<&str>) {
-        let since = &mut self.rations().sink_down_since;
-        match (down, *since) {
-            (Some(why), None) => {
-                *since = Some(Instant::now());
-                tracing::warn!(route = %self.route, "the sink is down, messages wait in the store: {why}");
+        let rations = &mut *self.rations();
+        let Some(why) = down else {
+            rations.sink_was_up = true;
+            let since = rations.sink_down_since.take();
+            if let (Some(since), true) = (since, std::mem::take(&mut rations.sink_down_told)) {
+                tracing::info!(route = %self.route, "the sink is back after {:.1} s", since.elapsed().as_secs_f64());
             }
-            (None, Some(began)) => {
-                *since = None;
-                tracing::info!(route = %self.route, "the sink is back after {:.1} s", began.elapsed().as_secs_f64());
-            }
-            _ => {}
+            return;
+        };
+        let since = *rations.sink_down_since.get_or_insert_with(Instant::now);
+        // One that was never up is about to be connected to.
+        if !rations.sink_down_told && (rations.sink_was_up || since.elapsed() >= CONNECTS_WITHIN) {
+            rations.sink_down_told = true;
+            tracing::warn!(route = %self.route, "the sink is down, messages wait in the store: {why}");
         }
     }
 

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use postroom::{
     Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Keeper, KeyDeed, MessageId, MigrateError, Migrated,
     MigrationPlan, Operator, Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, StartAt,
-    Store, StoreError, StoreStatus, WaitingKey, Whereabouts,
+    Store, StoreError, StoreStatus, UnroutedTopic, WaitingKey, Whereabouts,
 };
 use rusqlite::Connection;
 
@@ -66,6 +66,11 @@ async fn blocking<T: Send + 'static>(
 impl Operator for Database {
     async fn status(&self) -> Result<StoreStatus, StoreError> {
         self.on_thread("read the status", |connection| operate::status(connection)).await
+    }
+
+    async fn unrouted_topics(&self) -> Result<Vec<UnroutedTopic>, StoreError> {
+        let what = "look for topics that no route takes";
+        self.on_thread(what, |connection| operate::unrouted_topics(connection)).await
     }
 
     async fn routes(&self) -> Result<Vec<ShownRoute>, StoreError> {

@@ -81,9 +81,11 @@ pub enum Place {
     Dead,
     /// The broker confirmed it.
     Acked,
+    /// It was dead, and an operator discarded it.
+    Discarded,
     /// Sent or passed by; nobody knows which.
     Passed,
-    /// The route does not take its topic.
+    /// It is none of the route's: the route does not take its topic, or began after it was written.
     NotTaken,
 }
 
@@ -95,6 +97,7 @@ words!(Place {
     Blocked => "blocked",
     Dead => "dead",
     Acked => "acked",
+    Discarded => "discarded",
     Passed => "passed",
     NotTaken => "not_taken",
 });

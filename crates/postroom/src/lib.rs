@@ -68,7 +68,7 @@ pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide, tidy_reason};
 pub use route::{Route, RouteChange, RouteSettings, ShownRoute};
 pub use sink::{Batch, Sink, SinkLimits};
 pub use source::{Claimed, LostLane, Noted, Report, Settled, Source, Standing, Want};
-pub use status::{RouteStatus, StoreStatus};
+pub use status::{RouteStatus, SinkDown, StoreStatus, UnroutedTopic};
 pub use store::{LANES_DEFAULT, MigrateError, Migrated, MigrationPlan, MigrationStep, Store};
 pub use subscription::{Answer, Arrival, Bound, Partition, Receipt, Received, Subscription};
 pub use topics::{InvalidTopicPattern, TopicFilter};

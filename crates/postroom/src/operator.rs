@@ -9,7 +9,7 @@ use crate::error::StoreError;
 use crate::keys::{KeyDeed, WaitingKey, Whereabouts};
 use crate::message::MessageId;
 use crate::route::{RouteChange, RouteSettings, ShownRoute};
-use crate::status::StoreStatus;
+use crate::status::{StoreStatus, UnroutedTopic};
 
 /// The operator's end of a store.
 ///
@@ -22,6 +22,10 @@ use crate::status::StoreStatus;
 pub trait Operator: Send + Sync {
     /// Backlog, parked and dead messages, and who relays them.
     async fn status(&self) -> Result<StoreStatus, StoreError>;
+
+    /// Topics that no route takes, among the newest messages, most first; part of the status, and cheap enough to be asked for once
+    /// a minute.
+    async fn unrouted_topics(&self) -> Result<Vec<UnroutedTopic>, StoreError>;
 
     /// Routes that have run, by name.
     async fn routes(&self) -> Result<Vec<ShownRoute>, StoreError>;

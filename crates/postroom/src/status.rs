@@ -15,6 +15,30 @@ pub struct StoreStatus {
     pub outbox_rows_is_bound: bool,
     /// One entry for each route that a relay has ever run.
     pub routes: Vec<RouteStatus>,
+    /// Topics that no route takes, most messages first, at most 20.
+    pub unrouted: Vec<UnroutedTopic>,
+}
+
+/// A topic that no route takes: its messages go nowhere.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct UnroutedTopic {
+    /// The topic.
+    pub topic: String,
+    /// Messages of it among the newest rows of the outbox; how many rows are looked at is the store's.
+    pub messages: i64,
+    /// Age of the oldest of those, in seconds, by the database's clock.
+    pub oldest_seconds: f64,
+}
+
+/// A relay that cannot publish.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SinkDown {
+    /// The relay.
+    pub relay: String,
+    /// For how long, in seconds, by the database's clock.
+    pub since_seconds: f64,
+    /// Why.
+    pub error: String,
 }
 
 /// The state of one route.
@@ -49,4 +73,6 @@ pub struct RouteStatus {
     pub lanes_held: i64,
     /// Relays that hold lanes.
     pub relays: Vec<String>,
+    /// Of those that said lately that they are alive, the ones whose sink is down.
+    pub sinks_down: Vec<SinkDown>,
 }

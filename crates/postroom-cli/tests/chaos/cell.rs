@@ -207,6 +207,20 @@ impl Cell {
         }
     }
 
+    /// Waits until every relay that runs has renewed: one that was started a moment ago does not listen for signals yet.
+    async fn begun(&mut self) {
+        let runs =
+            |relay: &mut Relay| relay.process.as_mut().is_some_and(|process| !process.dies_within(Duration::ZERO));
+        let running = self.relays.iter_mut().map(runs).filter(|runs| *runs).count() as i64;
+        let client = self.rig.database.connect().await;
+        let alive = "select count(distinct owner) from postroom.relays where expires_at > clock_timestamp()";
+        self.rig
+            .until("every relay has renewed", async || {
+                client.query_one(alive, &[]).await.unwrap().get::<_, i64>(0) >= running
+            })
+            .await;
+    }
+
     /// Waits until everything has come to rest, and lets the judge look at it.
     pub async fn judge(mut self, server_faults: usize) -> Outcome {
         for writer in self.writers.drain(..) {
@@ -224,6 +238,7 @@ impl Cell {
         self.rig.drained().await;
         self.rig.effective().await;
         self.table_filled().await;
+        self.begun().await;
         for relay in &mut self.relays {
             if let Some(process) = relay.process.take() {
                 let (code, _) = process.terminate();

@@ -259,8 +259,27 @@ fn start_behind_a_pooler(cell: &mut Cell) -> &'static str {
     let began = Instant::now();
     let mut happened = "relay kill -9";
     while began.elapsed() < STUCK {
+        let log = cell.rig.dir.join("relay.log");
+        let written = std::fs::metadata(&log).map_or(0, |about| about.len()) as usize;
         let mut process = cell.relays[index].begin(&cell.rig, &pooled, &[]);
-        match Behind::of(process.dies_within(STUCK).then(|| process.terminate())) {
+        // One that began while the server behind the pooler was away runs on, and says what it finds when that is back.
+        let says_so = || {
+            let log = std::fs::read(&log).unwrap_or_default();
+            String::from_utf8_lossy(log.get(written..).unwrap_or_default()).contains("a connection pooler answers")
+        };
+        let since = Instant::now();
+        let mut ended = false;
+        while !ended && !says_so() && since.elapsed() < STUCK {
+            ended = process.dies_within(Duration::from_millis(100));
+        }
+        ended = ended || process.dies_within(Duration::from_secs(2));
+        let said = !ended && says_so();
+        if said {
+            process.kill();
+            happened = "relay started behind a pooler";
+            break;
+        }
+        match Behind::of(ended.then(|| process.terminate())) {
             Behind::Refused => {
                 happened = "relay started behind a pooler";
                 break;

@@ -27,7 +27,9 @@ async fn the_checkout_example_ends_each_order_once_though_a_service_is_killed() 
 #[tokio::test]
 async fn the_orders_example_ends_with_a_balanced_ledger() {
     let database = Database::create().await;
-    let output = Command::new(surroundings::orders_binary())
+    let mut orders = Command::new(surroundings::orders_binary());
+    surroundings::without_tests(&mut orders);
+    let output = orders
         .args(["--json", "--orders", "20000", "--store", database.url(), "--rabbitmq", &surroundings::rabbitmq_url()])
         .output()
         .unwrap();

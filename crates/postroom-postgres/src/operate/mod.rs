@@ -13,5 +13,5 @@ pub(crate) use keys::{act_on_key, waiting_keys};
 pub(crate) use prune::prune_inbox;
 pub(crate) use routes::{routes, set_route};
 pub(crate) use session::{with_blockers, within};
-pub(crate) use status::status;
+pub(crate) use status::{status, unrouted_topics};
 pub(crate) use why::whereabouts;

@@ -55,6 +55,9 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         }
         Ok(())
     };
+    // It may have been, while the route still took its topic.
+    let sent_before = row.try_get::<_, bool>("passed")? && row.try_get::<_, bool>("was_taken")?;
+    let (taken, passed) = (row.try_get::<_, bool>("taken")?, row.try_get::<_, bool>("passed")?);
     let state = if let Some(cause) = cause {
         attempts = row.try_get("dead_attempts")?;
         history = serde_json::from_str(row.try_get("dead_history")?).unwrap_or_default();
@@ -88,25 +91,33 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         block(&mut because)?;
         relay(&mut because)?;
         state
-    } else if !row.try_get::<_, bool>("taken")? {
+    } else if let Some(discarded) = row.try_get::<_, Option<String>>("discarded")? {
+        because.push(format!("it was dead, and an operator discarded it ({discarded})"));
+        Place::Discarded
+    } else if !taken && !sent_before {
         because.push("the route does not take its topic".to_owned());
         Place::NotTaken
-    } else if row.try_get::<_, bool>("passed")? && row.try_get::<_, bool>("before_rebase")? {
+    } else if passed && row.try_get::<_, Option<bool>>("before_start")?.unwrap_or_default() {
+        because.push(
+            "it was written before the route began with start_at = \"now\", so the route never sent it".to_owned(),
+        );
+        Place::NotTaken
+    } else if passed && row.try_get::<_, bool>("before_rebase")? {
         because.push(
             "the route had passed it when the database was restored or replaced; whether the broker has it, this database does \
              not know"
                 .to_owned(),
         );
         Place::Passed
-    } else if row.try_get::<_, bool>("passed")? && row.try_get::<_, bool>("topic_is_newer")? {
+    } else if passed && (!taken || row.try_get::<_, bool>("topic_is_newer")?) {
         because.push(
             "the route has passed it: the broker confirmed it, or the route did not take its topic at that time \
              (postroom.route_revisions has the dates)"
                 .to_owned(),
         );
         Place::Passed
-    } else if row.try_get::<_, bool>("passed")? {
-        because.push("the broker confirmed it, or it was discarded by an operator (see the audit table)".to_owned());
+    } else if passed {
+        because.push("the broker confirmed it".to_owned());
         Place::Acked
     } else {
         let before: i64 = row.try_get("before")?;

@@ -22,3 +22,4 @@ mod surroundings;
 mod tls;
 mod transactions;
 mod trouble;
+mod truth;

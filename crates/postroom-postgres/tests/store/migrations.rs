@@ -23,6 +23,7 @@ async fn migrating_again_changes_nothing() {
         "locks",
         "prune",
         "safe_names",
+        "truth",
     ];
     assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();

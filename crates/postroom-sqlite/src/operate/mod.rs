@@ -11,5 +11,5 @@ pub(crate) use dead::{act_on_dead, dead_letters, dead_payload};
 pub(crate) use keys::{act_on_key, waiting_keys};
 pub(crate) use prune::prune_step;
 pub(crate) use routes::{routes, set_route};
-pub(crate) use status::status;
+pub(crate) use status::{status, unrouted_topics};
 pub(crate) use why::whereabouts;

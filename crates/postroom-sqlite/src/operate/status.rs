@@ -1,7 +1,7 @@
 //! What `postroom status` shows of a SQLite store.
 
-use postroom::{RouteStatus, StoreError, StoreStatus};
-use rusqlite::Connection;
+use postroom::{RouteStatus, StoreError, StoreStatus, UnroutedTopic};
+use rusqlite::{Connection, Row};
 
 use crate::connect::NOW;
 use crate::connect::store_error;
@@ -44,6 +44,8 @@ pub(crate) fn status(connection: &Connection) -> Result<StoreStatus, StoreError>
                         lanes: 1,
                         lanes_held: held,
                         relays: owner.filter(|_| held == 1).into_iter().collect(),
+                        // A relay of this store keeps to itself how its sink stands.
+                        sinks_down: Vec::new(),
                     })
                 })?
                 .collect::<Result<Vec<_>, _>>()
@@ -55,7 +57,24 @@ pub(crate) fn status(connection: &Connection) -> Result<StoreStatus, StoreError>
         outbox_rows: one("select count(*) from postroom_outbox")?,
         outbox_rows_is_bound: false,
         routes,
+        unrouted: unrouted_topics(connection)?,
     })
+}
+
+/// Topics that no route takes, among the newest 10,000 messages.
+pub(crate) fn unrouted_topics(connection: &Connection) -> Result<Vec<UnroutedTopic>, StoreError> {
+    let sql = format!(
+        "select o.topic, count(*), ({NOW} - min(o.occurred_ms)) / 1000.0
+           from (select topic, occurred_ms from postroom_outbox order by seq desc limit 10000) o
+          where not exists (select 1 from postroom_routes r where {TAKES})
+          group by o.topic order by 2 desc, 1 limit 20"
+    );
+    let topic =
+        |row: &Row<'_>| Ok(UnroutedTopic { topic: row.get(0)?, messages: row.get(1)?, oldest_seconds: row.get(2)? });
+    connection
+        .prepare(&sql)
+        .and_then(|mut statement| statement.query_map([], topic)?.collect())
+        .map_err(|error| store_error("look for topics that no route takes", error))
 }
 
 /// Whether the route `r` takes the topic of `o`; patterns are kept as a JSON array.

@@ -20,7 +20,11 @@ pub(crate) fn whereabouts(connection: &Connection, id: MessageId) -> Result<Vec<
                     and h.state <> 'scheduled' and h.seq < f.seq order by h.seq limit 1),
                 exists (select 1 from json_each(r.topics) t
                          where f.topic = t.value or (substr(t.value, -1) = '*'
-                               and substr(f.topic, 1, length(t.value) - 1) = substr(t.value, 1, length(t.value) - 1)))
+                               and substr(f.topic, 1, length(t.value) - 1) = substr(t.value, 1, length(t.value) - 1))),
+                (select a.actor || ': ' || a.reason from postroom_audit a, json_each(a.message_ids) i
+                  where a.action = 'dead.discard' and replace(lower(i.value), '-', '') = ?1
+                    and coalesce(json_extract(a.filter, '$.route'), r.name) = r.name
+                  order by a.rowid desc limit 1)
            from found f join postroom_routes r join postroom_lanes l on l.route = r.name
            left join postroom_parked p on p.route = r.name and p.seq = f.seq
            left join postroom_dead_letters d on d.route = r.name and d.seq = f.seq
@@ -61,11 +65,14 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
             Some(ParkedState::Queued) => Place::Queued,
             Some(ParkedState::Retry) | None => Place::Retry,
         }
+    } else if let Some(discarded) = row.get::<_, Option<String>>(17)? {
+        because.push(format!("it was dead, and an operator discarded it ({discarded})"));
+        Place::Discarded
     } else if !row.get::<_, bool>(16)? {
         because.push("the route does not take its topic".to_owned());
         Place::NotTaken
     } else if row.get::<_, bool>(2)? {
-        because.push("the broker confirmed it, or it was discarded by an operator (see the audit table)".to_owned());
+        because.push("the broker confirmed it".to_owned());
         Place::Acked
     } else {
         because.push(format!("{} messages are before it", row.get::<_, i64>(14)?));

@@ -42,6 +42,8 @@ macro_rules! operator_conforms {
             a_route_is_changed_for_every_relay_at_once
             what_cannot_be_done_changes_nothing_and_leaves_no_audit_row
             the_inbox_is_not_pruned_below_its_horizon
+            topics_that_no_route_takes_are_named
+            a_message_is_called_acked_only_where_that_is_known
         );
     };
 }
@@ -358,4 +360,42 @@ pub async fn the_inbox_is_not_pruned_below_its_horizon<F: Operated>(store: F) {
     assert_eq!(operator.prune_inbox(30 * DAY, &deed(), &mut |_| {}).await.expect("prune"), 0);
     let actions: Vec<String> = store.audit().await.into_iter().map(|(_, action, ..)| action).collect();
     assert_eq!(actions, ["inbox.prune"], "a run that prunes nothing leaves no row");
+}
+
+pub async fn topics_that_no_route_takes_are_named<F: Operated>(store: F) {
+    let orders = Route { topics: TopicFilter::new(["orders", "billing.*"]).expect("patterns"), ..route() };
+    let source = store.open(&orders, "relay").await;
+    renew(&source).await;
+    let mistyped = || postroom::Message::new("ordres", "order.placed", "x");
+    store.commit(&[message("a"), mistyped(), mistyped(), postroom::Message::new("billing.paid", "k", "x")]).await;
+    drain(&source).await;
+    let unrouted = store.operator().unrouted_topics().await.expect("unrouted topics");
+    let named: Vec<(&str, i64)> = unrouted.iter().map(|topic| (topic.topic.as_str(), topic.messages)).collect();
+    assert_eq!(named, [("ordres", 2)]);
+    assert_eq!(store.operator().status().await.expect("status").unrouted[0].topic, "ordres");
+    // Whoever widens the route later reads what comes then.
+    let change = RouteChange { topics: Some(TopicFilter::all()), ..RouteChange::default() };
+    store.operator().set_route(&orders.name, &change, &deed()).await.expect("set");
+    assert!(store.operator().unrouted_topics().await.expect("unrouted topics").is_empty());
+}
+
+pub async fn a_message_is_called_acked_only_where_that_is_known<F: Operated>(store: F) {
+    let orders = Route { topics: TopicFilter::new(["orders"]).expect("patterns"), ..route() };
+    let source = store.open(&orders, "relay").await;
+    renew(&source).await;
+    let (sent, discarded) = (message("a"), message("b"));
+    let other = postroom::Message::new("billing", "k", "x");
+    store.commit(&[sent.clone(), discarded.clone(), other.clone()]).await;
+    let out = claim_all(&source).await;
+    let outcome = |id: MessageId| if id == sent.id { Outcome::Done } else { dead(false) };
+    let settlements: Vec<_> = out.iter().map(|delivery| (delivery.token, outcome(delivery.message.id))).collect();
+    settle(&source, settlements).await;
+    written(&source).await;
+    let all = DeadFilter::default();
+    store.operator().act_on_dead(DeadDeed::Discard, Side::Out, &all, 10, &deed()).await.expect("discard");
+    assert_eq!(places(&store, sent.id).await, [Place::Acked]);
+    assert_eq!(places(&store, discarded.id).await, [Place::Discarded]);
+    let why = store.operator().whereabouts(discarded.id).await.expect("look")[0].because.join(" ");
+    assert!(why.contains("ann") && why.contains("ticket 7"), "{why}");
+    assert_eq!(places(&store, other.id).await, [Place::NotTaken]);
 }

@@ -34,6 +34,16 @@ select r.name, f.key,
        greatest(extract(epoch from f.visible_at - clock_timestamp()), 0)::float8 as visible_in,
        l.deaths,
        f.kept and f.seq <= l.rebased_seq as before_rebase,
+       f.kept and f.seq <= l.start_seq and pg_visible_in_snapshot(f.xid, l.start_snapshot) as before_start,
+       exists (select from postroom.route_revisions v
+                where v.route = r.name
+                  and exists (select from unnest(v.topics) t
+                               where f.topic = t or (t like '%*' and starts_with(f.topic, left(t, -1))))) as was_taken,
+       (select a.actor || ' ' || to_char(a.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') || ': ' || a.reason
+          from postroom.audit a
+         where a.action = 'dead.discard' and a.message_ids @> array[$1::uuid]
+           and (a.filter ->> 'route' is null or a.filter ->> 'route' = r.name)
+         order by a.id desc limit 1) as discarded,
        exists (select from postroom.route_revisions v
                 where v.route = r.name and v.revision < r.revision
                   and not exists (select from unnest(v.topics) t

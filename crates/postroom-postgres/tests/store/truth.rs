@@ -1,0 +1,48 @@
+//! What people are told of messages is what is known of them.
+
+use postroom::{Deed, Operator, Place, Route, RouteChange, StartAt, TopicFilter};
+
+use crate::setup::{drain, enqueue, prepared, route, source_of, store};
+
+#[tokio::test]
+async fn why_does_not_call_acked_what_was_never_sent() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let before = enqueue(&client, Some("a"), 1).await[0];
+    let from_now = Route { start_at: StartAt::Now, topics: TopicFilter::new(["orders"]).unwrap(), ..route() };
+    let relay = source_of(&database, &from_now, "relay").await;
+    let sent = enqueue(&client, Some("a"), 1).await[0];
+    assert_eq!(drain(&relay).await, [sent]);
+    let place = async |id| store(&database).whereabouts(id).await.unwrap().remove(0);
+    let told = place(before).await;
+    assert_eq!(told.state, Place::NotTaken);
+    assert!(told.because[0].contains("never sent it"), "{:?}", told.because);
+    assert_eq!(place(sent).await.state, Place::Acked);
+    // A topic that the route takes no more: what it sent of it before is not denied.
+    let deed = Deed { actor: "ann".to_owned(), reason: "x".to_owned() };
+    let change = RouteChange { topics: Some(TopicFilter::new(["billing"]).unwrap()), ..RouteChange::default() };
+    store(&database).set_route(&from_now.name, &change, &deed).await.unwrap();
+    assert_eq!(place(sent).await.state, Place::Passed);
+}
+
+#[tokio::test]
+async fn strict_topics_refuse_a_mistyped_one_however_it_is_written() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let named = Route { topics: TopicFilter::new(["orders", "billing.*"]).unwrap(), ..route() };
+    let _relay = source_of(&database, &named, "relay").await;
+    client.batch_execute("select postroom.strict_topics(true)").await.unwrap();
+    for accepted in ["orders", "billing.paid"] {
+        client.query_one("select postroom.enqueue($1, 'k', 'x'::text)", &[&accepted]).await.unwrap();
+    }
+    for refused in [
+        "select postroom.enqueue('ordres', 'k', 'x'::text)",
+        "insert into postroom.outbox (topic, type, payload) values ('ordres', 'k', 'x')",
+    ] {
+        let error = client.batch_execute(refused).await.unwrap_err();
+        let error = error.as_db_error().unwrap();
+        assert!(error.message().contains("no route takes topic 'ordres'"), "{error:?}");
+        assert!(error.hint().unwrap().contains("routes list"), "{error:?}");
+    }
+    client.batch_execute("select postroom.strict_topics(false); insert into postroom.outbox (topic, type, payload) values ('x', 'k', 'x')").await.unwrap();
+}
