@@ -2,6 +2,8 @@
 //! work happens on blocking threads, to which the connection goes and from which it comes back.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,6 +19,8 @@ use crate::outbox::enqueue;
 /// How long a worker waits for the file, and how often it asks.
 const BEGIN_WAIT: Duration = Duration::from_secs(10);
 const BEGIN_PAUSE: Duration = Duration::from_millis(5);
+/// Until the work that nobody waits for any more is over.
+const INTERRUPT_EVERY: Duration = Duration::from_millis(10);
 
 /// There is no transaction any more.
 #[derive(Debug, thiserror::Error)]
@@ -66,13 +70,15 @@ impl SqliteTransaction<'_> {
         work: impl FnOnce(&Connection) -> T + Send + 'static,
     ) -> Result<T, Ended> {
         let Some(connection) = self.connection.take() else { return Err(Ended) };
-        let mut interrupt = Interrupt(Some(connection.get_interrupt_handle()));
+        let over = Over(Arc::default());
+        let mut interrupt = Interrupt { handle: Some(connection.get_interrupt_handle()), over: over.0.clone() };
         let worked = spawn_blocking(move || {
+            let _over = over;
             let worked = (!connection.is_autocommit()).then(|| work(&connection));
             (connection, worked)
         });
         let worked = worked.await;
-        interrupt.0 = None;
+        interrupt.handle = None;
         match worked {
             Ok((connection, worked)) => {
                 *self.connection = Some(connection);
@@ -105,13 +111,34 @@ impl Drop for SqliteTransaction<'_> {
     }
 }
 
-/// Interrupts what runs on a connection when it is dropped.
-struct Interrupt(Option<InterruptHandle>);
+/// Says when it is dropped that the work on a connection is over.
+struct Over(Arc<AtomicBool>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Interrupts what runs on a connection when it is dropped, and what begins after that: an interrupt that comes between two statements
+/// stops neither.
+struct Interrupt {
+    handle: Option<InterruptHandle>,
+    over: Arc<AtomicBool>,
+}
 
 impl Drop for Interrupt {
     fn drop(&mut self) {
-        if let Some(handle) = &self.0 {
-            handle.interrupt();
+        let Some(handle) = self.handle.take() else { return };
+        handle.interrupt();
+        let over = self.over.clone();
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                while !over.load(Ordering::Acquire) {
+                    handle.interrupt();
+                    tokio::time::sleep(INTERRUPT_EVERY).await;
+                }
+            });
         }
     }
 }
