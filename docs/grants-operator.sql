@@ -4,9 +4,10 @@ grant usage on schema postroom to app_operator;
 grant execute on function
     postroom.change_route(text, text[], text, text, text),
     postroom.inbox_prune(interval, integer),
+    postroom.forget_route(text, boolean, text, text),
     postroom.payload_as_json(bytea) to app_operator;
 grant select on all tables in schema postroom to app_operator;
-grant insert on postroom.audit to app_operator;
+grant insert (actor, action, reason, filter, message_ids) on postroom.audit to app_operator;
 grant insert, update on postroom.parked, postroom.route_revisions to app_operator;
 grant update on postroom.routes, postroom.lanes to app_operator;
 grant insert, delete on postroom.blocked_keys to app_operator;

@@ -2,7 +2,7 @@
 -- headers, so no `dead list` and `dead show`.
 grant usage on schema postroom to app_reader;
 grant select on postroom.migrations, postroom.settings, postroom.routes, postroom.route_revisions, postroom.lanes, postroom.relays,
-                postroom.blocked_keys, postroom.audit, postroom.inbox to app_reader;
+                postroom.blocked_keys, postroom.audit, postroom.inbox, postroom.inbox_fillers to app_reader;
 grant select (xid, seq, lane, occurred_at, visible_at, id, topic, type, key, tenant_id, aggregate_type, aggregate_id,
               aggregate_version) on postroom.outbox to app_reader;
 grant select (route, seq, lane, ordering_key, state, attempts, due_at, parked_at, last_error, history, id, topic, type, key,
@@ -11,5 +11,5 @@ grant select (route, seq, lane, attempts, cause, error, history, died_at, id, to
               aggregate_id, aggregate_version, occurred_at) on postroom.dead_letters to app_reader;
 grant select (consumer, seq, attempts, cause, error, history, died_at, message_id, topic, type, key, ordering_key, tenant_id,
               aggregate_type, aggregate_id, aggregate_version, occurred_at) on postroom.dead_consume to app_reader;
-grant select (consumer, message_id, seq, state, due_at, claims, attempts, last_error, history, topic, type, key, ordering_key,
+grant select (consumer, message_id, seq, state, due_at, received_at, claims, claimed_by, attempts, last_error, history, topic, type, key, ordering_key,
               tenant_id, aggregate_type, aggregate_id, aggregate_version, occurred_at) on postroom.inbox_messages to app_reader;

@@ -3,7 +3,8 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use postroom::{Sink, Subscription};
+use async_trait::async_trait;
+use postroom::{Sink, Subscription, Unavailable};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -43,21 +44,29 @@ pub struct Section<O: ?Sized> {
 }
 
 /// Options of a sink.
+#[async_trait]
 pub trait SinkOptions: Debug + Send + Sync {
     /// Constructs the sink. Connects to nothing: the relay probes it, and goes on probing.
     fn open(&self) -> Result<Arc<dyn Sink>, OpenSinkError>;
 
     /// What it is, with secrets redacted.
     fn shown(&self) -> String;
+
+    /// Looks whether messages could be sent with these options, and changes nothing; returns what was found.
+    async fn check(&self) -> Result<String, Unavailable>;
 }
 
 /// Options of a subscription.
+#[async_trait]
 pub trait SubscriptionOptions: Debug + Send + Sync {
     /// Constructs the subscription of an inbox's filler, the only consumer of its queue; it connects with the first `receive`.
     fn open(&self) -> Result<Arc<dyn Subscription>, OpenSubscriptionError>;
 
     /// What it is, with secrets redacted.
     fn shown(&self) -> String;
+
+    /// Looks whether messages could be received with these options, and changes nothing; returns what was found.
+    async fn check(&self) -> Result<String, Unavailable>;
 }
 
 /// A sink that cannot be set up as configured.

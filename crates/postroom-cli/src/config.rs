@@ -374,22 +374,24 @@ fn duration(table: &Table, key: &str, at: &str) -> Result<Option<Duration>, Stri
     }
 }
 
-/// `200ms`, `30s`, `5m`, `1h`, `30d`.
+/// `200ms`, `30s`, `5m`, `1h`, `30d`; ten years at most, so that sums of it stay within every clock.
 pub fn parse_duration(text: &str) -> Option<Duration> {
+    const LONGEST: Duration = Duration::from_secs(3650 * 86_400);
     let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let amount: u64 = text[..digits].parse().ok()?;
-    match &text[digits..] {
+    let duration = match &text[digits..] {
         "ms" => Some(Duration::from_millis(amount)),
         "s" => Some(Duration::from_secs(amount)),
         "m" => amount.checked_mul(60).map(Duration::from_secs),
         "h" => amount.checked_mul(3600).map(Duration::from_secs),
         "d" => amount.checked_mul(86400).map(Duration::from_secs),
         _ => None,
-    }
+    };
+    duration.filter(|duration| *duration <= LONGEST)
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const GOOD: &str = r#"
@@ -410,7 +412,7 @@ mod tests {
         url = "amqp://localhost"
     "#;
 
-    fn parse(text: &str, variables: &[(&str, &str)]) -> Result<Config, String> {
+    pub(crate) fn parse(text: &str, variables: &[(&str, &str)]) -> Result<Config, String> {
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         read(text.parse().unwrap(), &variables.collect::<Vec<_>>())
     }

@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use postroom::{DeadDeed, DeadFilter, DeadLetter, Deed, MessageId, Side};
+use postroom::{DeadDeed, DeadFilter, DeadLetter, MessageId, Side, Store};
 
 use crate::StoreArgs;
+use crate::actor::DeedArgs;
 use crate::config;
 use crate::exit::{self, Failure};
+use crate::progress::Progress;
 use crate::say::{say, show, to_stdout_as_it_is};
+use crate::table::{Table, counted, duration as lasting, number};
 
 #[derive(Debug, Args)]
 pub struct DeadArgs {
@@ -23,13 +26,13 @@ enum Verb {
     /// Show one message with its headers; with --payload its bytes too
     Show(ShowArgs),
     /// Give dead letters back to their relay or consumer, with their ids and all their attempts before them
-    Retry(DeedArgs),
+    Retry(ActArgs),
     /// Delete dead letters for good; the audit row keeps their ids
-    Discard(DeedArgs),
+    Discard(ActArgs),
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum SideArg {
+pub enum SideArg {
     /// Messages that a relay could not send
     Out,
     /// Messages that a consumer could not handle
@@ -105,20 +108,19 @@ struct ShowArgs {
 }
 
 #[derive(Debug, Args)]
-struct DeedArgs {
+struct ActArgs {
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
     filter: FilterArgs,
-    /// All dead letters: needed when no condition is given
+    /// All dead letters: required when no condition is given
     #[arg(long)]
     all: bool,
     /// Show which ones it would be, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Why; it is kept in the audit row
-    #[arg(long, required_unless_present = "dry_run", value_name = "TEXT")]
-    reason: Option<String>,
+    #[command(flatten)]
+    deed: DeedArgs,
 }
 
 impl FilterArgs {
@@ -137,12 +139,20 @@ impl FilterArgs {
     }
 }
 
+/// More than these are not listed one by one after a deed.
+const LISTED_MAX: usize = 20;
+
 pub async fn dead(args: DeadArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List(args) => {
             let (side, filter) = (args.filter.side.into(), args.filter.filter());
-            let letters = args.store.open()?.dead_letters(side, &filter, args.filter.limit).await?;
-            print(&letters, json, "no dead letters");
+            let store = args.store.open()?;
+            let letters = store.dead_letters(side, &filter, args.filter.limit).await?;
+            if letters.is_empty() && side == Side::Out {
+                known_route(store.as_ref(), filter.route.as_deref()).await?;
+            }
+            print(&letters, side, json, "no dead letters");
+            tell_cut(letters.len(), args.filter.limit);
         }
         Verb::Show(args) => show(args, json).await?,
         Verb::Retry(args) => act(args, json, DeadDeed::Retry).await?,
@@ -151,33 +161,60 @@ pub async fn dead(args: DeadArgs, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn act(args: DeedArgs, json: bool, what: DeadDeed) -> Result<(), Failure> {
+/// Nothing is found of a mistyped route either.
+pub async fn known_route(store: &dyn Store, route: Option<&str>) -> Result<(), Failure> {
+    let Some(route) = route else { return Ok(()) };
+    let known: Vec<String> = store.routes().await?.into_iter().map(|known| known.route).collect();
+    if known.iter().any(|known| known == route) {
+        return Ok(());
+    }
+    let known =
+        if known.is_empty() { "none has run yet".to_owned() } else { format!("there are {}", known.join(", ")) };
+    Err(Failure::new(exit::FAILURE, format!("there is no route {route:?}; {known}")))
+}
+
+fn tell_cut(shown: usize, limit: i64) {
+    if shown as i64 >= limit {
+        say!("postroom: these are the first {}; there may be more, --limit N takes up to N", number(limit, false));
+    }
+}
+
+async fn act(args: ActArgs, json: bool, what: DeadDeed) -> Result<(), Failure> {
     let filter = args.filter.filter();
     if filter.is_everything() && !args.all {
         let text = format!("without a filter, `dead {what}` requires --all; --dry-run shows which ones it would be");
         return Err(Failure::new(exit::USAGE, text));
     }
-    let store = args.store.open()?;
     let (side, limit) = (args.filter.side.into(), args.filter.limit);
     if args.dry_run {
-        let letters = store.dead_letters(side, &filter, limit).await?;
-        print(&letters, json, "No matching dead letters; nothing would change.");
+        let letters = args.store.open()?.dead_letters(side, &filter, limit).await?;
+        print(&letters, side, json, "No matching dead letters; nothing would change.");
+        if !json && !letters.is_empty() {
+            show!(
+                "{} would be {}; nothing was changed",
+                counted(letters.len() as i64, false, "message"),
+                done(what, side)
+            );
+        }
+        tell_cut(letters.len(), limit);
         return Ok(());
     }
-    let reason = args.reason.unwrap_or_default();
-    if reason.trim().is_empty() {
-        return Err(Failure::new(exit::USAGE, "--reason is empty; the audit row keeps it"));
+    let deed = args.deed.deed()?;
+    let store = args.store.open()?;
+    let mut progress = Progress::new("dead letters");
+    let letters = store.act_on_dead(what, side, &filter, limit, &deed, &mut |done| progress.at(done as u64)).await?;
+    progress.end();
+    if json || letters.len() <= LISTED_MAX {
+        print(&letters, side, json, "No matching dead letters; nothing changed.");
+    } else {
+        print(&letters[..LISTED_MAX], side, json, "");
+        show!("and {} more", number((letters.len() - LISTED_MAX) as i64, false));
     }
-    let deed = Deed { actor: actor(), reason };
-    let letters = store.act_on_dead(what, side, &filter, limit, &deed).await?;
-    print(&letters, json, "No matching dead letters; nothing changed.");
     if !json && !letters.is_empty() {
-        let done = match (what, side) {
-            (DeadDeed::Retry, Side::Out) => "given back to their relay",
-            (DeadDeed::Retry, Side::In) => "given back to their consumer",
-            (DeadDeed::Discard, _) => "discarded",
-        };
-        show!("{} {done}", letters.len());
+        show!("{} {}", counted(letters.len() as i64, false, "message"), done(what, side));
+    }
+    if letters.len() as i64 >= limit {
+        say!("postroom: that was the limit of {}; run it again for the rest, or give --limit N", number(limit, false));
     }
     let left = if what == DeadDeed::Discard && side == Side::Out {
         store.dead_letters(side, &filter, limit).await?.len()
@@ -186,10 +223,19 @@ async fn act(args: DeedArgs, json: bool, what: DeadDeed) -> Result<(), Failure> 
     };
     if left > 0 {
         say!(
-            "postroom: {left} more fit; those that died this moment can be discarded when their relay has passed them"
+            "postroom: {} more match; those that died a moment ago can be discarded once their relay has saved its position",
+            number(left as i64, false)
         );
     }
     Ok(())
+}
+
+fn done(what: DeadDeed, side: Side) -> &'static str {
+    match (what, side) {
+        (DeadDeed::Retry, Side::Out) => "given back to their relay",
+        (DeadDeed::Retry, Side::In) => "given back to their consumer",
+        (DeadDeed::Discard, _) => "discarded",
+    }
 }
 
 async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
@@ -217,10 +263,10 @@ async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
         let of = if side == Side::Out { "route" } else { "consumer" };
         show!("{} {} of {of} {}, key {}", letter.id, letter.kind, letter.route, shown(&letter.key));
         show!(
-            "  {} after {} attempts, {:.0} s ago: {}",
+            "  {} after {}, {} ago: {}",
             letter.cause,
-            letter.attempts,
-            letter.died_seconds_ago,
+            counted(letter.attempts, false, "attempt"),
+            lasting(letter.died_seconds_ago),
             letter.error
         );
         for failed in &letter.history {
@@ -237,26 +283,30 @@ async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print(letters: &[DeadLetter], json: bool, none: &str) {
+fn print(letters: &[DeadLetter], side: Side, json: bool, none: &str) {
     if json {
         show!("{}", serde_json::json!({ "dead_letters": letters }));
         return;
     }
     if letters.is_empty() {
         show!("{none}");
+        return;
     }
+    let of = if side == Side::Out { "ROUTE" } else { "CONSUMER" };
+    let mut table = Table::new(&["ID", of, "TYPE", "KEY", ">DIED", "CAUSE", ">ATTEMPTS", "ERROR"]);
     for letter in letters {
-        show!(
-            "{}  {}  {}  key {}  {} after {} attempts  {}",
-            letter.id,
-            letter.route,
-            letter.kind,
-            shown(&letter.key),
-            letter.cause,
-            letter.attempts,
-            letter.error
-        );
+        table.row([
+            letter.id.clone(),
+            letter.route.clone(),
+            letter.kind.clone(),
+            shown(&letter.key).to_owned(),
+            format!("{} ago", lasting(letter.died_seconds_ago)),
+            letter.cause.to_string(),
+            letter.attempts.to_string(),
+            letter.error.clone(),
+        ]);
     }
+    table.lines().iter().for_each(|line| show!("{line}"));
 }
 
 fn shown(key: &Option<String>) -> &str {
@@ -264,10 +314,6 @@ fn shown(key: &Option<String>) -> &str {
 }
 
 pub fn duration(text: &str) -> Result<Duration, String> {
-    config::parse_duration(text).ok_or_else(|| "it wants a duration such as 30s, 90m or 24h".to_owned())
-}
-
-/// The person at the keyboard, as far as the system knows.
-pub fn actor() -> String {
-    std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "unknown".to_owned())
+    config::parse_duration(text)
+        .ok_or_else(|| "it must be a duration such as 30s, 90m or 24h, 3650d at most".to_owned())
 }

@@ -1,15 +1,17 @@
 //! `postroom inbox`: what becomes of the inbox in time.
 
-use std::io::IsTerminal;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use postroom::Deed;
 
 use crate::StoreArgs;
-use crate::dead::{actor, duration};
+use crate::actor::actor;
+use crate::dead::duration;
 use crate::exit::Failure;
-use crate::say::{say, show};
+use crate::progress::Progress;
+use crate::say::show;
+use crate::table::counted;
 
 #[derive(Debug, Args)]
 pub struct InboxArgs {
@@ -33,25 +35,21 @@ struct PruneArgs {
     /// Why; it is kept in the audit row
     #[arg(long, default_value = "retention", value_name = "TEXT")]
     reason: String,
+    /// Who does it, when that is not the user of this system
+    #[arg(long, value_name = "NAME")]
+    actor: Option<String>,
 }
 
 pub async fn inbox(args: InboxArgs, json: bool) -> Result<(), Failure> {
     let Verb::Prune(args) = args.verb;
-    let deed = Deed { actor: actor(), reason: args.reason };
-    let watched = std::io::stderr().is_terminal();
-    let mut progress = |pruned: u64| {
-        if watched {
-            eprint!("\rpostroom: {pruned} rows pruned");
-        }
-    };
-    let pruned = args.store.open()?.prune_inbox(args.older_than, &deed, &mut progress).await?;
-    if watched {
-        say!("");
-    }
+    let deed = Deed { actor: actor(args.actor.as_deref()), reason: args.reason };
+    let mut progress = Progress::new("rows");
+    let pruned = args.store.open()?.prune_inbox(args.older_than, &deed, &mut |pruned| progress.at(pruned)).await?;
+    progress.end();
     if json {
         show!("{}", serde_json::json!({ "pruned": pruned }));
     } else {
-        show!("{pruned} rows pruned");
+        show!("{} pruned", counted(i64::try_from(pruned).unwrap_or(i64::MAX), false, "row"));
     }
     Ok(())
 }

@@ -1,12 +1,14 @@
 //! `postroom keys`: keys that wait, and what an operator may do about them.
 
 use clap::{Args, Subcommand};
-use postroom::{Deed, KEY_BYTES_MAX, KeyDeed, WaitingKey};
+use postroom::{KEY_BYTES_MAX, KeyDeed, Side, WaitingKey};
 
 use crate::StoreArgs;
-use crate::dead::actor;
+use crate::actor::DeedArgs;
+use crate::dead::{SideArg, known_route};
 use crate::exit::{self, Failure};
-use crate::say::show;
+use crate::say::{say, show};
+use crate::table::{Table, duration, number};
 
 #[derive(Debug, Args)]
 pub struct KeysArgs {
@@ -16,21 +18,24 @@ pub struct KeysArgs {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// List keys that wait, longest first: for a retry, for an operator's decision about a dead message, or parked
+    /// List keys that wait, longest first: for a retry, for a decision about a dead message, or because they are parked
     List(ListArgs),
     /// Send nothing more of a key; its messages queue up in order
-    Park(DeedArgs),
+    Park(ActArgs),
     /// Let a parked key go on
-    Unpark(DeedArgs),
+    Unpark(ActArgs),
     /// Let a key go on without the dead message that blocks it
-    Skip(DeedArgs),
+    Skip(ActArgs),
 }
 
 #[derive(Debug, Args)]
 struct ListArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Of this route
+    /// Keys that a relay cannot send now, or with `in` keys that a consumer cannot handle now
+    #[arg(long, value_enum, default_value = "out")]
+    side: SideArg,
+    /// Of this route; with --side in, of this consumer
     #[arg(long)]
     route: Option<String>,
     /// At most so many
@@ -39,7 +44,7 @@ struct ListArgs {
 }
 
 #[derive(Debug, Args)]
-struct DeedArgs {
+struct ActArgs {
     #[command(flatten)]
     store: StoreArgs,
     /// The key
@@ -47,17 +52,23 @@ struct DeedArgs {
     /// On this route
     #[arg(long)]
     route: String,
-    /// Why; it is kept in the audit row
-    #[arg(long, value_name = "TEXT")]
-    reason: String,
+    #[command(flatten)]
+    deed: DeedArgs,
 }
 
 pub async fn keys(args: KeysArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List(args) => {
-            let (route, limit) = (args.route.as_deref(), args.limit);
-            let keys = args.store.open()?.waiting_keys(route, limit).await?;
-            print(&keys, json);
+            let side = args.side.into();
+            let store = args.store.open()?;
+            let keys = store.waiting_keys(side, args.route.as_deref(), args.limit).await?;
+            if keys.is_empty() && side == Side::Out {
+                known_route(store.as_ref(), args.route.as_deref()).await?;
+            }
+            print(&keys, side, json);
+            if keys.len() as i64 >= args.limit {
+                say!("postroom: shown are the first {}; --limit N shows more", number(args.limit, false));
+            }
             Ok(())
         }
         Verb::Park(args) => act(args, json, KeyDeed::Park).await,
@@ -66,19 +77,16 @@ pub async fn keys(args: KeysArgs, json: bool) -> Result<(), Failure> {
     }
 }
 
-async fn act(args: DeedArgs, json: bool, what: KeyDeed) -> Result<(), Failure> {
-    if args.reason.trim().is_empty() {
-        return Err(Failure::new(exit::USAGE, "--reason is empty; the audit row keeps it"));
-    }
+async fn act(args: ActArgs, json: bool, what: KeyDeed) -> Result<(), Failure> {
+    let deed = args.deed.deed()?;
     if args.key.is_empty() || args.key.len() > KEY_BYTES_MAX {
         let text = format!("a key has 1 to {KEY_BYTES_MAX} bytes; this one has {}", args.key.len());
         return Err(Failure::new(exit::USAGE, text));
     }
     let (route, key) = (args.route.as_str(), args.key.as_str());
-    let deed = Deed { actor: actor(), reason: args.reason };
     let changed = args.store.open()?.act_on_key(route, key, what, &deed).await?;
     let (done, nothing) = match what {
-        KeyDeed::Park => ("parked: what a relay has not claimed yet waits", "is parked already"),
+        KeyDeed::Park => ("is parked: what a relay has not claimed yet waits", "is parked already"),
         KeyDeed::Unpark => ("goes on", "is not parked by an operator"),
         KeyDeed::Skip => ("goes on; the dead message stays among the dead letters", "is not blocked by a dead message"),
     };
@@ -90,26 +98,30 @@ async fn act(args: DeedArgs, json: bool, what: KeyDeed) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print(keys: &[WaitingKey], json: bool) {
+fn print(keys: &[WaitingKey], side: Side, json: bool) {
     if json {
         show!("{}", serde_json::json!({ "keys": keys }));
         return;
     }
     if keys.is_empty() {
         show!("no key waits");
+        return;
     }
+    let of = if side == Side::Out { "ROUTE" } else { "CONSUMER" };
+    let mut table =
+        Table::new(&[of, "KEY", "STATE", ">SINCE", ">MESSAGES", ">ATTEMPTS", "NEXT", "FIRST MESSAGE", "REASON"]);
     for key in keys {
-        let next = key.retry_in_seconds.map_or_else(|| "an operator".to_owned(), |s| format!("retry in {s:.1} s"));
-        show!(
-            "{}  key {}  {} for {:.0} s  {} messages  head {}  attempts {}  next: {next}  {}",
-            key.route,
-            key.key,
-            key.waits_for,
-            key.since_seconds,
-            key.messages,
-            key.head.as_deref().unwrap_or("-"),
-            key.attempts,
-            key.reason.as_deref().unwrap_or("")
-        );
+        table.row([
+            key.route.clone(),
+            key.key.clone(),
+            key.waits_for.to_string(),
+            duration(key.since_seconds),
+            number(key.messages, false),
+            number(key.attempts, false),
+            key.retry_in_seconds.map_or_else(|| "an operator".to_owned(), |s| format!("retry in {}", duration(s))),
+            key.head.clone().unwrap_or_else(|| "-".to_owned()),
+            key.reason.clone().unwrap_or_default(),
+        ]);
     }
+    table.lines().iter().for_each(|line| show!("{line}"));
 }

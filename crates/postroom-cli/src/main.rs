@@ -1,19 +1,26 @@
 //! The `postroom` binary. Every command is a module; this file is the table of contents and the exit codes.
 
+mod actor;
+mod check;
 mod config;
 mod dead;
 mod demo;
 mod environment;
 mod exit;
 mod inbox;
+mod init;
 mod keys;
+mod messages;
 mod migrate;
+mod progress;
 mod routes;
 mod run;
 mod say;
+mod send;
 mod status;
 mod store;
 mod supervise;
+mod table;
 mod telemetry;
 mod why;
 
@@ -43,19 +50,27 @@ struct Cli {
 enum Command {
     /// Show the whole of it in half a minute: SQLite and an in-process broker, no server, no configuration
     Demo(demo::DemoArgs),
+    /// Write a commented configuration file to begin with
+    Init(init::InitArgs),
     /// Create or update the tables; safe to repeat
     Migrate(migrate::MigrateArgs),
+    /// Say whether `run` would find everything that it needs: rights, schema, brokers, exchanges, queues, TLS
+    Check(ConfigArgs),
     /// Relay messages and fill inboxes as configured, until SIGTERM or ctrl-c
     Run(ConfigArgs),
-    /// Show backlog, parked and dead messages, and who relays them
-    Status(StoreArgs),
+    /// Show what waits, who relays it, which sinks are up, and what needs attention
+    Status(status::StatusArgs),
+    /// List messages by topic, key, state and age, or show one
+    Messages(messages::MessagesArgs),
+    /// Write one test message, as an application would
+    Send(send::SendArgs),
     /// Look at dead letters of both sides, give them back, or discard them
     Dead(Box<dead::DeadArgs>),
     /// Prune the inbox
     Inbox(inbox::InboxArgs),
     /// Look at keys that wait, park them, let them go on, or skip a dead message
     Keys(keys::KeysArgs),
-    /// Show what each route is, and change it: topics, order, on_dead
+    /// Show what each route is, change it, or forget one that is gone
     Routes(routes::RoutesArgs),
     /// Tell where one message is, what it waits for, and what happens next
     Why(why::WhyArgs),
@@ -126,6 +141,10 @@ fn main() -> ExitCode {
     let result = runtime.block_on(async {
         match cli.command {
             Command::Demo(args) => demo::demo(args, cli.json).await,
+            Command::Init(args) => init::init(&args, cli.json),
+            Command::Check(args) => check::check(&args, cli.json).await,
+            Command::Messages(args) => messages::messages(args, cli.json).await,
+            Command::Send(args) => send::send(args, cli.json).await,
             Command::Migrate(args) => migrate::migrate(args, cli.json).await,
             Command::Run(args) => run::run(&args.config, cli.json).await,
             Command::Status(args) => status::status(&args, cli.json).await,

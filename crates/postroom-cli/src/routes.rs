@@ -1,12 +1,13 @@
 //! `postroom routes`: what each route is, and what an operator may change of it.
 
 use clap::{Args, Subcommand};
-use postroom::{Deed, OnDead, Order, RouteChange, ShownRoute, TopicFilter};
+use postroom::{Forgotten, OnDead, Order, RouteChange, ShownRoute, TopicFilter};
 
 use crate::StoreArgs;
-use crate::dead::actor;
+use crate::actor::DeedArgs;
 use crate::exit::{self, Failure};
 use crate::say::show;
+use crate::table::{Table, counted, duration};
 
 #[derive(Debug, Args)]
 pub struct RoutesArgs {
@@ -21,6 +22,8 @@ enum Verb {
     /// Change what a relay that starts cannot: drop topics, or make order or on_dead less strict. Change the configuration of
     /// the relays first
     Set(SetArgs),
+    /// Remove a route that is gone for good: its position no longer holds up the clean-up of the outbox
+    Forget(ForgetArgs),
 }
 
 #[derive(Debug, Args)]
@@ -38,9 +41,22 @@ struct SetArgs {
     /// What becomes of a key whose message is dead: skip or block
     #[arg(long, value_name = "WHAT")]
     on_dead: Option<String>,
-    /// Why; it is kept in the audit row
-    #[arg(long, value_name = "TEXT")]
-    reason: String,
+    #[command(flatten)]
+    deed: DeedArgs,
+}
+
+#[derive(Debug, Args)]
+struct ForgetArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// The route
+    route: String,
+    /// Also when it has unsent, waiting or dead messages: they will not be sent on this route, and its dead letters are deleted. The audit
+    /// row keeps the ids of those that are deleted
+    #[arg(long)]
+    discard: bool,
+    #[command(flatten)]
+    deed: DeedArgs,
 }
 
 pub async fn routes(args: RoutesArgs, json: bool) -> Result<(), Failure> {
@@ -51,12 +67,13 @@ pub async fn routes(args: RoutesArgs, json: bool) -> Result<(), Failure> {
             Ok(())
         }
         Verb::Set(args) => set(args, json).await,
+        Verb::Forget(args) => forget(args, json).await,
     }
 }
 
 async fn set(args: SetArgs, json: bool) -> Result<(), Failure> {
     let change = change(&args).map_err(|text| Failure::new(exit::USAGE, text))?;
-    let (route, deed) = (args.route.as_str(), Deed { actor: actor(), reason: args.reason });
+    let (route, deed) = (args.route.as_str(), args.deed.deed()?);
     let now = args.store.open()?.set_route(route, &change, &deed).await?;
     let Some(now) = now else {
         let text = format!("there is no route {route:?}; `postroom routes list` shows them. Nothing was changed");
@@ -73,10 +90,41 @@ async fn set(args: SetArgs, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn change(args: &SetArgs) -> Result<RouteChange, String> {
-    if args.reason.trim().is_empty() {
-        return Err("--reason is empty; the audit row keeps it".to_owned());
+async fn forget(args: ForgetArgs, json: bool) -> Result<(), Failure> {
+    let (route, deed) = (args.route.as_str(), args.deed.deed()?);
+    let Some(forgotten) = args.store.open()?.forget_route(route, args.discard, &deed).await? else {
+        let text = format!("there is no route {route:?}; `postroom routes list` shows them. Nothing was changed");
+        return Err(Failure::new(exit::FAILURE, text));
+    };
+    let Forgotten { unread, unread_is_bound, parked, dead, relays, done } = forgotten;
+    let had = format!(
+        "{}, {} and {}",
+        counted(unread, unread_is_bound, "unsent message"),
+        counted(parked, false, "waiting message"),
+        counted(dead, false, "dead message")
+    );
+    if relays > 0 {
+        let text = format!(
+            "{} still running route {route:?}; stop it, and take the route out of its configuration. Nothing was changed",
+            if relays == 1 { "a relay is".to_owned() } else { format!("{relays} relays are") }
+        );
+        return Err(Failure::new(exit::FAILURE, text));
     }
+    if !done {
+        let text = format!(
+            "route {route:?} has {had}. Let a relay send them, or give --discard to forget them with the route. Nothing was changed"
+        );
+        return Err(Failure::new(exit::FAILURE, text));
+    }
+    if json {
+        show!("{}", serde_json::json!({ "route": route, "forgotten": forgotten }));
+    } else {
+        show!("route {route} is forgotten; it had {had}");
+    }
+    Ok(())
+}
+
+fn change(args: &SetArgs) -> Result<RouteChange, String> {
     let topics = args.topics.as_ref().map(|topics| TopicFilter::new(topics.iter().map(String::as_str)));
     let order = args
         .order
@@ -107,17 +155,19 @@ fn print(routes: &[ShownRoute], json: bool) {
     }
     if routes.is_empty() {
         show!("no route has run yet");
+        return;
     }
+    let mut table = Table::new(&["ROUTE", "TOPICS", "ORDER", "ON DEAD", ">REVISION", ">SET", "BY"]);
     for route in routes {
-        show!(
-            "{}  topics {}  order {}  on_dead {}  revision {}, set {:.0} s ago by {}",
-            route.route,
+        table.row([
+            route.route.clone(),
             route.topics.join(", "),
-            route.order.map_or("-", Order::as_str),
-            route.on_dead.map_or("-", OnDead::as_str),
-            route.revision,
-            route.set_seconds_ago,
-            route.set_by
-        );
+            route.order.map_or("-", Order::as_str).to_owned(),
+            route.on_dead.map_or("-", OnDead::as_str).to_owned(),
+            route.revision.to_string(),
+            format!("{} ago", duration(route.set_seconds_ago)),
+            route.set_by.clone(),
+        ]);
     }
+    table.lines().iter().for_each(|line| show!("{line}"));
 }

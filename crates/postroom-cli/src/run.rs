@@ -161,6 +161,7 @@ impl Start {
         Ok(Relay::new(route.clone(), source, sink)
             .wake_by(self.wake.clone())
             .shown_in(self.live.clone())
+            .sink_named(options.shown())
             .in_flight_max(config.relay.in_flight_max)
             .in_flight_bytes_max(config.relay.in_flight_bytes_max)
             .poll_idle(config.relay.poll_idle)

@@ -45,6 +45,10 @@ pub fn to_stdout(line: &str) {
 pub fn to_stdout_as_it_is(line: &str) {
     let mut stdout = std::io::stdout().lock();
     if let Err(error) = writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
+        // Whoever read it has enough, as `head` does.
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            std::process::exit(i32::from(crate::exit::OK));
+        }
         to_stderr(&format!("postroom: failed to write the answer to standard output: {error}"));
         std::process::exit(i32::from(crate::exit::FAILURE));
     }

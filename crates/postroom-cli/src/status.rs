@@ -1,116 +1,392 @@
 //! `postroom status`.
 
-use postroom::{RouteStatus, SinkDown, StoreStatus, UnroutedTopic};
+use std::time::Duration;
+
+use clap::Args;
+use postroom::{InboxStatus, RouteStatus, StoreStatus, UnroutedTopic, WorkerStatus};
+use serde::Serialize;
 
 use crate::StoreArgs;
+use crate::config::parse_duration;
 use crate::exit::{self, Failure};
-use crate::say::{printable, show};
+use crate::say::{say, show};
+use crate::table::{Table, counted, duration, number};
 
-pub async fn status(args: &StoreArgs, json: bool) -> Result<(), Failure> {
-    let store = args.open()?;
-    let status = store.status().await?;
-    if json {
-        let text = serde_json::to_string(&status).map_err(|error| Failure::of(exit::FAILURE, &error))?;
-        show!("{text}");
-    } else {
-        print!("{}", table(&store.shown(), &status));
-    }
-    Ok(())
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Show it again after each such time, until ctrl-c
+    #[arg(long, value_name = "TIME", value_parser = crate::dead::duration, num_args = 0..=1, default_missing_value = "2s")]
+    watch: Option<Duration>,
+    /// End with exit code 1 if one of these holds, for monitoring: any, relay (nobody relays a route), sink (a sink or a queue is down
+    /// or blocked), dead, retry, unrouted, inbox (an inbox has dead or retried messages), age=TIME (the oldest message is older),
+    /// backlog=N (more messages wait). May be given several times or separated by commas
+    #[arg(long, value_name = "CONDITION", value_delimiter = ',', value_parser = condition)]
+    fail_on: Vec<Condition>,
 }
 
-fn table(shown: &str, status: &StoreStatus) -> String {
-    let mut text = format!(
-        "store    {} ({}), schema version {}, {}{} rows in the outbox\n",
-        shown,
+/// What `--fail-on` names.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Condition {
+    Any,
+    Kind(Kind),
+    Age(Duration),
+    Backlog(i64),
+}
+
+/// Kinds of what needs attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    Relay,
+    Sink,
+    Retry,
+    Dead,
+    Unrouted,
+    Inbox,
+    Age,
+}
+
+fn condition(text: &str) -> Result<Condition, String> {
+    Ok(match text.split_once('=') {
+        Some(("age", age)) => Condition::Age(parse_duration(age).ok_or("age must be a duration, such as age=5m")?),
+        Some(("backlog", count)) => {
+            Condition::Backlog(count.parse().map_err(|_| "backlog must be a whole number, such as backlog=10000")?)
+        }
+        None if text == "any" => Condition::Any,
+        None if text == "relay" => Condition::Kind(Kind::Relay),
+        None if text == "sink" => Condition::Kind(Kind::Sink),
+        None if text == "retry" => Condition::Kind(Kind::Retry),
+        None if text == "dead" => Condition::Kind(Kind::Dead),
+        None if text == "unrouted" => Condition::Kind(Kind::Unrouted),
+        None if text == "inbox" => Condition::Kind(Kind::Inbox),
+        _ => return Err("use any, relay, sink, dead, retry, unrouted, inbox, age=TIME or backlog=N".to_owned()),
+    })
+}
+
+/// Something that a person should look at, and the next command.
+#[derive(Debug, Serialize)]
+struct Attention {
+    kind: Kind,
+    text: String,
+}
+
+impl Attention {
+    fn new(kind: Kind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into() }
+    }
+}
+
+/// A message that waits longer than this, with everything up, is worth a look.
+const LONG: f64 = 60.0;
+
+pub async fn status(args: &StatusArgs, json: bool) -> Result<(), Failure> {
+    let store = args.store.open()?;
+    loop {
+        let status = store.status().await;
+        if let (Err(error), Some(every)) = (&status, args.watch)
+            && error.is_transient()
+        {
+            say!("postroom: {}", Failure::of(exit::FAILURE, error).text);
+            tokio::time::sleep(every).await;
+            continue;
+        }
+        let status = status?;
+        let found = attention(&status);
+        let verdict = verdict(&found);
+        if json {
+            let mut object = serde_json::to_value(&status).map_err(|error| Failure::of(exit::FAILURE, &error))?;
+            object["attention"] = serde_json::json!(found);
+            object["verdict"] = verdict.as_str().into();
+            show!("{object}");
+        } else {
+            if args.watch.is_some() && std::io::IsTerminal::is_terminal(&std::io::stdout()) {
+                // Home, and clear what is below.
+                crate::say::to_stdout_as_it_is("\u{1b}[H\u{1b}[J");
+            }
+            lines(&store.shown(), &status, &found, &verdict).iter().for_each(|line| show!("{line}"));
+        }
+        if let Some(every) = args.watch {
+            tokio::time::sleep(every).await;
+            continue;
+        }
+        let failing = args.fail_on.iter().any(|condition| holds(*condition, &status, &found));
+        return if failing { Err(Failure { answered: true, ..Failure::new(exit::FAILURE, verdict) }) } else { Ok(()) };
+    }
+}
+
+fn holds(condition: Condition, status: &StoreStatus, found: &[Attention]) -> bool {
+    match condition {
+        Condition::Any => !found.is_empty(),
+        Condition::Kind(kind) => found.iter().any(|found| found.kind == kind),
+        Condition::Age(age) => {
+            let older = |seconds: Option<f64>| seconds.is_some_and(|seconds| seconds > age.as_secs_f64());
+            status.routes.iter().any(|route| older(route.oldest_unsent_seconds))
+                || status.inboxes.iter().any(|inbox| older(inbox.oldest_seconds))
+        }
+        Condition::Backlog(count) => status.routes.iter().any(|route| route.backlog > count),
+    }
+}
+
+fn verdict(found: &[Attention]) -> String {
+    match found.len() {
+        0 => "nothing needs attention".to_owned(),
+        1 => "1 thing needs attention".to_owned(),
+        many => format!("{many} things need attention"),
+    }
+}
+
+fn lines(shown: &str, status: &StoreStatus, found: &[Attention], verdict: &str) -> Vec<String> {
+    let mut lines = vec![format!(
+        "{shown} ({}, schema version {}), {} in the outbox",
         status.store,
         status.schema_version,
-        status.outbox_rows,
-        if status.outbox_rows_is_bound { "+" } else { "" }
-    );
-    if status.routes.is_empty() {
-        text.push_str("no route has run yet; start one with `postroom run`\n");
-        return text;
-    }
-    let heads = ["route", "backlog", "oldest unsent", "parked", "scheduled", "dead", "lanes held", "relays"];
-    let rows: Vec<[String; 8]> = status.routes.iter().map(row).collect();
-    let width =
-        |column: usize| rows.iter().map(|row| row[column].len()).chain([heads[column].len()]).max().unwrap_or_default();
-    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
-    let mut line = |cells: Vec<&str>| {
-        let cells: Vec<String> =
-            cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width)).collect();
-        text.push_str(cells.join("  ").trim_end());
-        text.push('\n');
+        counted(status.outbox_rows, status.outbox_rows_is_bound, "row")
+    )];
+    let mut section = |table: Table| {
+        lines.push(String::new());
+        lines.extend(table.lines());
     };
-    line(heads.to_vec());
-    for row in &rows {
-        line(row.iter().map(String::as_str).collect());
+    if !status.routes.is_empty() {
+        let mut routes = Table::new(&[
+            "ROUTE",
+            ">BACKLOG",
+            ">OLDEST",
+            ">RETRYING",
+            ">PARKED",
+            ">SCHEDULED",
+            ">DEAD",
+            ">LANES",
+            "RELAYS",
+        ]);
+        status.routes.iter().for_each(|route| routes.row(row(route)));
+        section(routes);
+        let mut relays = Table::new(&["RELAY", "ROUTE", ">LANES", ">LAST SEEN", "SINK", "STATE"]);
+        for route in &status.routes {
+            for relay in &route.relays {
+                relays.row([
+                    relay.short_name().to_owned(),
+                    route.route.clone(),
+                    relay.lanes.to_string(),
+                    seen(relay),
+                    relay.link.name.clone().unwrap_or_else(|| "-".to_owned()),
+                    state(relay),
+                ]);
+            }
+        }
+        if status.routes.iter().any(|route| !route.relays.is_empty()) {
+            section(relays);
+        }
     }
-    problems(status, &mut text);
-    text
+    if !status.inboxes.is_empty() {
+        let mut inboxes = Table::new(&[
+            "INBOX",
+            ">WAITING",
+            ">OLDEST",
+            ">RETRYING",
+            ">DEAD",
+            "FILLED BY",
+            ">LAST SEEN",
+            "FROM",
+            "STATE",
+        ]);
+        status.inboxes.iter().for_each(|inbox| inboxes.row(inbox_row(inbox)));
+        section(inboxes);
+    }
+    lines.push(String::new());
+    if status.routes.is_empty() && status.inboxes.is_empty() {
+        lines.push("no route has run yet; start one with `postroom run`".to_owned());
+    }
+    lines.push(verdict.to_owned());
+    lines.extend(found.iter().map(|found| format!("! {}", found.text)));
+    lines
 }
 
-/// What somebody has to look at, in words; or that there is nothing.
-fn problems(status: &StoreStatus, text: &mut String) {
-    let mut found = Vec::new();
-    for route in &status.routes {
-        let name = &route.route;
-        if route.lanes_held == 0 {
-            found.push(format!("route {name}: no relay runs it; start one with `postroom run`"));
-        } else if route.lanes_held < route.lanes {
-            let free = route.lanes - route.lanes_held;
-            found.push(format!(
-                "route {name}: {free} of {} lanes are held by nobody; that lasts a lease at most while relays run",
-                route.lanes
-            ));
+fn seen(worker: &WorkerStatus) -> String {
+    worker.seen_seconds_ago.map_or_else(|| "-".to_owned(), |ago| format!("{} ago", duration(ago)))
+}
+
+fn state(worker: &WorkerStatus) -> String {
+    match &worker.link.trouble {
+        _ if !worker.alive => "silent, its lease has expired".to_owned(),
+        Some(trouble) => {
+            let word = if trouble.blocked { "blocked" } else { "down" };
+            format!("{word} for {}", duration(trouble.since_seconds))
         }
-        for down in &route.sinks_down {
-            let SinkDown { relay, since_seconds, error } = down;
-            found.push(format!("route {name}: the sink of relay {relay} is down since {since_seconds:.0} s: {error}"));
-        }
-        if route.dead > 0 {
-            let dead = format!("{}{}", route.dead, if route.dead_is_bound { "+" } else { "" });
-            found.push(format!("route {name}: {dead} dead; see `postroom dead list --route {name}`"));
-        }
-    }
-    for UnroutedTopic { topic, messages, oldest_seconds } in &status.unrouted {
-        found.push(format!(
-            "topic {topic}: no route takes it; {messages} of the newest messages go nowhere, the oldest since {oldest_seconds:.0} s"
-        ));
-    }
-    if found.is_empty() {
-        text.push_str("nothing needs attention\n");
-    }
-    for problem in found {
-        // Keys, topics and errors come from others.
-        text.push_str(&format!("! {}\n", printable(&problem)));
+        None => "up".to_owned(),
     }
 }
 
-fn row(route: &RouteStatus) -> [String; 8] {
-    let counted = |count: i64, is_bound: bool| format!("{count}{}", if is_bound { "+" } else { "" });
+fn row(route: &RouteStatus) -> [String; 9] {
+    let mut relays: Vec<&str> = route.relays.iter().filter(|relay| relay.alive).map(WorkerStatus::short_name).collect();
+    relays.dedup();
     [
         route.route.clone(),
         // Nothing was found before counting was cut: that is not nothing.
         if route.backlog == 0 && route.backlog_is_bound {
             "?".to_owned()
         } else {
-            counted(route.backlog, route.backlog_is_bound)
+            number(route.backlog, route.backlog_is_bound)
         },
         oldest(route),
-        counted(route.parked, route.parked_is_bound),
-        counted(route.scheduled, route.scheduled_is_bound),
-        counted(route.dead, route.dead_is_bound),
+        number(route.retrying, route.retrying_is_bound),
+        number(route.parked, route.parked_is_bound),
+        number(route.scheduled, route.scheduled_is_bound),
+        number(route.dead, route.dead_is_bound),
         format!("{}/{}", route.lanes_held, route.lanes),
-        if route.relays.is_empty() { "nobody".to_owned() } else { route.relays.join(", ") },
+        if relays.is_empty() { "nobody".to_owned() } else { relays.join(", ") },
     ]
 }
 
 /// Where no message of the route was found before counting was cut, how old one can be at most.
 fn oldest(route: &RouteStatus) -> String {
     match (route.oldest_unsent_seconds, route.oldest_unread_seconds) {
-        (Some(seconds), _) => format!("{seconds:.1} s"),
-        (None, Some(at_most)) if route.backlog_is_bound => format!("<= {at_most:.1} s"),
+        (Some(seconds), _) => duration(seconds),
+        (None, Some(at_most)) if route.backlog_is_bound => format!("<= {}", duration(at_most)),
         _ => "-".to_owned(),
+    }
+}
+
+fn inbox_row(inbox: &InboxStatus) -> [String; 9] {
+    let dash = || "-".to_owned();
+    let filler = inbox.filler.as_ref();
+    [
+        inbox.consumer.clone(),
+        number(inbox.waiting, inbox.waiting_is_bound),
+        inbox.oldest_seconds.map_or_else(dash, duration),
+        number(inbox.retrying, inbox.waiting_is_bound),
+        number(inbox.dead, inbox.dead_is_bound),
+        filler.map_or_else(dash, |filler| filler.short_name().to_owned()),
+        filler.map_or_else(dash, seen),
+        filler.and_then(|filler| filler.link.name.clone()).unwrap_or_else(dash),
+        filler.map_or_else(dash, state),
+    ]
+}
+
+/// What somebody should look at, in words, the gravest first.
+fn attention(status: &StoreStatus) -> Vec<Attention> {
+    let mut found = Vec::new();
+    for route in &status.routes {
+        of_route(route, &mut found);
+    }
+    for inbox in &status.inboxes {
+        of_inbox(inbox, &mut found);
+    }
+    for UnroutedTopic { topic, messages, oldest_seconds } in &status.unrouted {
+        found.push(Attention::new(
+            Kind::Unrouted,
+            format!(
+                "topic {topic}: no route takes it; {} among the newest, the oldest written {} ago, will not be sent. Correct the \
+                 topic where it is written, or add it to a route (`postroom routes list` shows what each takes)",
+                counted(*messages, false, "message"),
+                duration(*oldest_seconds)
+            ),
+        ));
+    }
+    found
+}
+
+fn of_route(route: &RouteStatus, found: &mut Vec<Attention>) {
+    let name = &route.route;
+    if route.lanes_held == 0 {
+        found.push(Attention::new(
+            Kind::Relay,
+            format!("route {name}: no relay runs it; start one with `postroom run`"),
+        ));
+    } else if route.lanes_held < route.lanes {
+        let free = counted(route.lanes - route.lanes_held, false, "lane");
+        found.push(Attention::new(
+            Kind::Relay,
+            format!(
+                "route {name}: nobody holds {free} of {}; while relays run, that lasts one lease at most",
+                route.lanes
+            ),
+        ));
+    }
+    for relay in &route.relays {
+        let Some(trouble) = relay.link.trouble.as_ref().filter(|_| relay.alive) else { continue };
+        let sink = relay.link.name.as_deref().unwrap_or("its sink");
+        let (short, since) = (relay.short_name(), duration(trouble.since_seconds));
+        let what = if trouble.blocked { "takes nothing" } else { "has been down" };
+        found.push(Attention::new(
+            Kind::Sink,
+            format!("route {name}: {sink} {what} for {since}, says relay {short}; messages wait: {}", trouble.error),
+        ));
+    }
+    if route.retrying > 0 {
+        let count = counted(route.retrying, route.retrying_is_bound, "message");
+        let why = route.last_failure.as_deref().unwrap_or("no reason is known");
+        found.push(Attention::new(
+            Kind::Retry,
+            format!(
+                "route {name}: {count} failed and will be tried again, the last one because: {why}. See `postroom messages list \
+                 --route {name} --state retry`"
+            ),
+        ));
+    }
+    if route.dead > 0 {
+        let dead = counted(route.dead, route.dead_is_bound, "dead message");
+        found
+            .push(Attention::new(Kind::Dead, format!("route {name}: {dead}; see `postroom dead list --route {name}`")));
+    }
+    let all_is_up = route.lanes_held > 0 && route.relays.iter().all(|relay| relay.link.trouble.is_none());
+    if let Some(oldest) =
+        route.oldest_unsent_seconds.filter(|oldest| *oldest > LONG && all_is_up && route.retrying == 0)
+    {
+        found.push(Attention::new(
+            Kind::Age,
+            format!(
+                "route {name}: the oldest message has waited for {}, and the sink is up: it is slow, one key has most of the messages, \
+                 or a key is parked (`postroom keys list --route {name}`)",
+                duration(oldest)
+            ),
+        ));
+    }
+}
+
+fn of_inbox(inbox: &InboxStatus, found: &mut Vec<Attention>) {
+    let name = &inbox.consumer;
+    if let Some(filler) = &inbox.filler {
+        let (short, from) = (filler.short_name(), filler.link.name.as_deref().unwrap_or("its queue"));
+        if !filler.alive {
+            let text = format!("inbox {name}: {short} filled it and has fallen silent; nobody has taken over yet");
+            found.push(Attention::new(Kind::Relay, text));
+        } else if let Some(trouble) = &filler.link.trouble {
+            let since = duration(trouble.since_seconds);
+            let text =
+                format!("inbox {name}: nothing has come in from {from} for {since}, says {short}: {}", trouble.error);
+            found.push(Attention::new(Kind::Sink, text));
+        }
+    }
+    if inbox.retrying > 0 {
+        let count = counted(inbox.retrying, inbox.waiting_is_bound, "message");
+        let why = inbox.last_failure.as_deref().unwrap_or("no reason is known");
+        found.push(Attention::new(
+            Kind::Inbox,
+            format!("inbox {name}: {count} failed and will be tried again, the last one because: {why}"),
+        ));
+    }
+    if inbox.dead > 0 {
+        let dead = counted(inbox.dead, inbox.dead_is_bound, "dead message");
+        found.push(Attention::new(
+            Kind::Inbox,
+            format!("inbox {name}: {dead}; see `postroom dead list --side in --route {name}`"),
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_are_words_with_values() {
+        assert_eq!(condition("any"), Ok(Condition::Any));
+        assert_eq!(condition("age=5m"), Ok(Condition::Age(Duration::from_secs(300))));
+        assert_eq!(condition("backlog=10"), Ok(Condition::Backlog(10)));
+        for wrong in ["", "age", "age=soon", "backlog=many", "deaths"] {
+            assert!(condition(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::io::IsTerminal;
 
-use crate::say::say;
 use tracing_subscriber::filter::{FilterExt, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -90,7 +89,7 @@ impl Drop for Telemetry {
         if let Some(provider) = self.provider.take()
             && let Err(error) = provider.shutdown()
         {
-            say!("postroom: the last traces were not exported: {error}");
+            crate::say::say!("postroom: the last traces were not exported: {error}");
         }
     }
 }

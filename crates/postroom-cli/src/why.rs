@@ -1,7 +1,7 @@
 //! `postroom why ID`: one message's life.
 
 use clap::Args;
-use postroom::MessageId;
+use postroom::{FailedAttempt, MessageId};
 
 use crate::StoreArgs;
 use crate::exit::{self, Failure};
@@ -16,8 +16,10 @@ pub struct WhyArgs {
 }
 
 pub async fn why(args: WhyArgs, json: bool) -> Result<(), Failure> {
-    let found = args.store.open()?.whereabouts(args.id).await?;
-    if found.is_empty() {
+    let store = args.store.open()?;
+    let found = store.whereabouts(args.id).await?;
+    let received = store.receptions(args.id).await?;
+    if found.is_empty() && received.is_empty() {
         let text = format!(
             "no message {} is known: its transaction did not commit, no relay has ever run, or retention removed it",
             args.id
@@ -25,17 +27,23 @@ pub async fn why(args: WhyArgs, json: bool) -> Result<(), Failure> {
         return Err(Failure::new(exit::FAILURE, text));
     }
     if json {
-        show!("{}", serde_json::json!({ "id": args.id.to_string(), "routes": found }));
+        show!("{}", serde_json::json!({ "id": args.id.to_string(), "routes": found, "consumers": received }));
         return Ok(());
     }
     for place in found {
         show!("route {}: {}, key {}", place.route, place.state, place.key.as_deref().unwrap_or("-"));
-        for line in place.because {
-            show!("  {line}");
-        }
-        for failed in place.history {
-            show!("  {}  attempt {}: {}", failed.at, failed.attempt, failed.error);
-        }
+        reasons(&place.because, &place.history);
+    }
+    for place in received {
+        show!("consumer {}: {}, key {}", place.consumer, place.state, place.key.as_deref().unwrap_or("-"));
+        reasons(&place.because, &place.history);
     }
     Ok(())
+}
+
+fn reasons(because: &[String], history: &[FailedAttempt]) {
+    because.iter().for_each(|line| show!("  {line}"));
+    for failed in history {
+        show!("  {}  attempt {}: {}", failed.at, failed.attempt, failed.error);
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{Answer, Arrival, Bound, Receipt, Subscription};
+use postroom::{Answer, Arrival, Bound, Live, Receipt, Subscription};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -17,24 +17,28 @@ pub(crate) const ACK_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the store refuses even as a dead message goes back to the broker after this long.
 const REQUEUE_AFTER: Duration = Duration::from_secs(10);
 
-/// Carries arrivals from the subscription; an error is waited out, for `retry_cap` at most.
+/// Carries arrivals from the subscription; an error is waited out, for `retry_cap` at most, and kept in `trouble` until messages come.
 pub(crate) async fn receive(
     subscription: Arc<dyn Subscription>,
     to: mpsc::Sender<Arrival>,
     at_once: Bound,
     retry_cap: Duration,
+    trouble: Live<Option<String>>,
 ) {
     let mut wait = RETRY_FIRST;
     loop {
         match subscription.receive(at_once).await {
             Ok(arrival) => {
                 wait = RETRY_FIRST;
+                trouble.set(None);
                 if to.send(arrival).await.is_err() {
                     return;
                 }
             }
             Err(error) => {
-                tracing::warn!("failed to {}; trying again in {wait:?}", chain(&error));
+                let why = chain(&error);
+                tracing::warn!("failed to {why}; trying again in {wait:?}");
+                trouble.set(Some(why));
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(retry_cap);
             }

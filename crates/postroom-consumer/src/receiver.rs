@@ -180,7 +180,13 @@ impl<F: ConsumerStore> Receiver<F> {
         let (pump, arrivals) = mpsc::channel(1);
         // A set, so that the task ends with this future.
         let mut receiving = JoinSet::new();
-        receiving.spawn(pump::receive(self.subscription.clone(), pump, RECEIVED_AT_ONCE, RECEIVE_RETRY_CAP));
+        receiving.spawn(pump::receive(
+            self.subscription.clone(),
+            pump,
+            RECEIVED_AT_ONCE,
+            RECEIVE_RETRY_CAP,
+            Live::new(),
+        ));
         let desks = (0..self.concurrency).map(|_| Desk::new(shared.clone())).collect();
         let running = Running {
             in_hand: InHand::new(self.subscription.clone()),

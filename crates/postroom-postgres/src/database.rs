@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Keeper, KeyDeed, MessageId, MigrateError, Migrated,
-    MigrationPlan, Operator, Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, Store,
-    StoreError, StoreStatus, UnroutedTopic, WaitingKey, Wake, Whereabouts,
+    Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Finding, Forgotten, Keeper, KeyDeed, Listed, Message,
+    MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, Operator, Reception, Route, RouteChange,
+    RouteSettings, SessionKeeper, ShownRoute, Side, Source, Store, StoreError, StoreStatus, StoredMessage,
+    UnroutedTopic, WaitingKey, Wake, Whereabouts,
 };
 
 use crate::Postgres;
@@ -134,8 +135,25 @@ impl Operator for Database {
         within(&self.connector, "look for a message", operate::whereabouts(&self.connector, id)).await
     }
 
-    async fn waiting_keys(&self, route: Option<&str>, limit: i64) -> Result<Vec<WaitingKey>, StoreError> {
-        within(&self.connector, "read the waiting keys", operate::waiting_keys(&self.connector, route, limit)).await
+    async fn receptions(&self, id: MessageId) -> Result<Vec<Reception>, StoreError> {
+        let what = "look for a received message";
+        within(&self.connector, what, operate::receptions(&self.connector, id)).await
+    }
+
+    async fn messages(&self, filter: &MessageFilter, limit: i64) -> Result<Listed, StoreError> {
+        within(&self.connector, "look for messages", operate::messages(&self.connector, filter, limit)).await
+    }
+
+    async fn message(&self, id: MessageId) -> Result<Option<StoredMessage>, StoreError> {
+        within(&self.connector, "look for a message", operate::message(&self.connector, id)).await
+    }
+
+    async fn forget_route(&self, route: &str, discard: bool, deed: &Deed) -> Result<Option<Forgotten>, StoreError> {
+        within(&self.connector, "forget a route", operate::forget_route(&self.connector, route, discard, deed)).await
+    }
+
+    async fn waiting_keys(&self, side: Side, of: Option<&str>, limit: i64) -> Result<Vec<WaitingKey>, StoreError> {
+        within(&self.connector, "read the waiting keys", operate::waiting_keys(&self.connector, side, of, limit)).await
     }
 
     async fn act_on_key(&self, route: &str, key: &str, what: KeyDeed, deed: &Deed) -> Result<bool, StoreError> {
@@ -158,8 +176,9 @@ impl Operator for Database {
         filter: &DeadFilter,
         limit: i64,
         deed: &Deed,
+        progress: &mut (dyn FnMut(usize) + Send),
     ) -> Result<Vec<DeadLetter>, StoreError> {
-        operate::act_on_dead(&self.connector, what, side, filter, limit, deed).await
+        operate::act_on_dead(&self.connector, what, side, filter, limit, deed, progress).await
     }
 
     async fn prune_inbox(
@@ -185,6 +204,14 @@ impl Store for Database {
     fn keeper(&self, consumer: &Consumer) -> Arc<dyn Keeper> {
         let connector = self.connector.as_ref().clone();
         SessionKeeper::<Postgres>::new(consumer.clone(), move || PostgresSession::new(connector.clone()))
+    }
+
+    async fn send(&self, message: &Message) -> Result<(), StoreError> {
+        within(&self.connector, "write a message", operate::send(&self.connector, message)).await
+    }
+
+    async fn check(&self, needs: Needs) -> Result<Vec<Finding>, StoreError> {
+        within(&self.connector, "check the store", operate::rights::check(&self.connector, needs)).await
     }
 
     fn listen(&self, wakes: Vec<Wake>) -> Option<Box<dyn Send>> {

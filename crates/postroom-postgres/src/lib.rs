@@ -5,9 +5,9 @@
 //! A transaction that writes messages should lock its aggregate's row before it enqueues: order within a key is the order
 //! in which transactions took that lock.
 
-#[cfg(any(feature = "tokio-postgres", feature = "sqlx"))]
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx", feature = "sqlx-08"))]
 mod inbox;
-#[cfg(any(feature = "tokio-postgres", feature = "sqlx"))]
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx", feature = "sqlx-08"))]
 mod outbox;
 
 #[cfg(feature = "tokio-postgres")]
@@ -33,6 +33,8 @@ pub use connect::{Connector, InvalidUrl};
 pub use database::Database;
 #[cfg(feature = "tokio-postgres")]
 pub use inbox::PostgresSession;
+#[cfg(feature = "sqlx-08")]
+pub use inbox::{Sqlx08Postgres, Sqlx08Session};
 #[cfg(feature = "sqlx")]
 pub use inbox::{SqlxPostgres, SqlxSession};
 #[cfg(feature = "tokio-postgres")]
@@ -41,7 +43,8 @@ pub use log::{Listener, LogSource, Notifier, ReadCounters};
 pub use migrate::{migrate, print_sql, schema_version};
 /// The outbox and the inbox in PostgreSQL. It has no connection of its own: it works in the caller's transaction.
 ///
-/// Implements `Outbox` and `Inbox` for `tokio_postgres::Transaction` (feature `tokio-postgres`) and `Outbox` and `Inbox`
-/// for `sqlx::Transaction<'_, sqlx::Postgres>` (feature `sqlx`), and for nothing that is not a transaction.
+/// Implements `Outbox` and `Inbox` for `tokio_postgres::Transaction` (feature `tokio-postgres`) and for
+/// `sqlx::Transaction<'_, sqlx::Postgres>` (feature `sqlx` for sqlx 0.9, `sqlx-08` for sqlx 0.8), and for nothing that is not a
+/// transaction.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Postgres;

@@ -113,6 +113,13 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0013_truth.sql"),
         formerly: None,
     },
+    Migration {
+        number: 14,
+        name: "operators",
+        locks: "postroom.relays, inbox_fillers, audit and settings: relays and operators wait for a moment",
+        sql: include_str!("../migrations/0014_operators.sql"),
+        formerly: None,
+    },
 ];
 
 /// What is created in this transaction means the same, whatever others have created in schemas on our search_path.

@@ -36,6 +36,7 @@ pub struct Relay {
     poll_idle: Duration,
     stop_deadline: Duration,
     seed: u64,
+    sink_name: Option<String>,
     observer: Arc<dyn Observer>,
     live: Live<RouteNow>,
 }
@@ -68,6 +69,7 @@ impl Relay {
             poll_idle: Duration::from_millis(200),
             stop_deadline: Duration::from_secs(20),
             seed: 0,
+            sink_name: None,
             observer: Arc::new(()),
             live: Live::new(),
         }
@@ -100,6 +102,12 @@ impl Relay {
     /// How long a stop may take before it leaves unfinished what is in flight; a year at most.
     pub fn stop_deadline(mut self, deadline: Duration) -> Self {
         self.stop_deadline = deadline.min(LONGEST);
+        self
+    }
+
+    /// What the sink is, for people, without secrets; shown by `postroom status`.
+    pub fn sink_named(mut self, name: impl Into<String>) -> Self {
+        self.sink_name = Some(name.into());
         self
     }
 
@@ -231,7 +239,9 @@ impl Relay {
     fn start<'a>(&'a self, told: &'a Told, action: Action) -> Option<BoxFuture<'a, Option<Input>>> {
         Some(match action {
             Action::Renew(mut report) => Box::pin(async move {
+                report.sink.clone_from(&self.sink_name);
                 report.sink_blocked = self.sink.blocked();
+                told.blocked(report.sink_blocked.as_deref());
                 let began = Instant::now();
                 let standing = self.source.renew(&report).await;
                 self.happened(match &standing {

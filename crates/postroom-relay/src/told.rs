@@ -31,6 +31,7 @@ struct Rations {
     sink_was_up: bool,
     sink_down_since: Option<Instant>,
     sink_down_told: bool,
+    blocked_since: Option<Instant>,
     store_down_since: Option<Instant>,
 }
 
@@ -43,6 +44,7 @@ impl Told {
             sink_was_up: false,
             sink_down_since: None,
             sink_down_told: false,
+            blocked_since: None,
             store_down_since: None,
         };
         Self { route: route.to_owned(), began: Instant::now(), rations: Mutex::new(rations) }
@@ -69,7 +71,7 @@ impl Told {
             tracing::info!(
                 route = %self.route, id = %message.id, topic = message.topic, r#type = message.kind, tenant = message.tenant_id,
                 aggregate_type = message.aggregate_type, aggregate = message.aggregate_id, version = message.aggregate_version,
-                payload = %fingerprint(message), "the sink did not take a message: {}", failure.reason
+                payload = %fingerprint(message), "the sink rejected a message: {}", failure.reason
             );
         }
     }
@@ -116,6 +118,22 @@ impl Told {
         }
     }
 
+    /// Whether the sink's connection is up but takes nothing for now, such as under a memory alarm; tells when that begins and ends.
+    pub fn blocked(&self, why: Option<&str>) {
+        let since = &mut self.rations().blocked_since;
+        match (why, *since) {
+            (Some(why), None) => {
+                *since = Some(Instant::now());
+                tracing::warn!(route = %self.route, "the sink takes nothing for now, messages wait in the store: {why}");
+            }
+            (None, Some(began)) => {
+                *since = None;
+                tracing::info!(route = %self.route, "the sink takes messages again after {:.1} s", began.elapsed().as_secs_f64());
+            }
+            _ => {}
+        }
+    }
+
     /// Whether a renewal reached the store; tells when it is back.
     pub fn store(&self, answered: bool) {
         let since = &mut self.rations().store_down_since;
@@ -138,7 +156,7 @@ impl Told {
             tracing::warn!(route = %self.route, more, "more messages are dead; see `postroom dead list --route {}`", self.route);
         }
         if let Some(more) = rest(&mut rations.failures) {
-            tracing::info!(route = %self.route, more, "the sink did not take more messages");
+            tracing::info!(route = %self.route, more, "the sink rejected more messages");
         }
         for (what, rationed) in &mut rations.complaints {
             if let Some(more) = rest(rationed) {

@@ -23,6 +23,19 @@ pub fn connect(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
+/// Creates the file for its owner alone, if it is not there: SQLite would let everybody read it. Its journals get the same rights.
+pub(crate) fn create_private(path: &Path) -> Result<(), StoreError> {
+    use std::os::unix::fs::OpenOptionsExt;
+    match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(StoreError::Unavailable {
+            what: "create the database file",
+            source: format!("{}: {error}", path.display()).into(),
+        }),
+    }
+}
+
 /// The path in a `sqlite:` URL (`sqlite:orders.db`, `sqlite:///var/lib/orders.db`).
 pub fn path_of(url: &str) -> Option<PathBuf> {
     let path = url.strip_prefix("sqlite:")?;

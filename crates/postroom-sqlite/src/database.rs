@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Keeper, KeyDeed, MessageId, MigrateError, Migrated,
-    MigrationPlan, Operator, Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, StartAt,
-    Store, StoreError, StoreStatus, UnroutedTopic, WaitingKey, Whereabouts,
+    Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Finding, Forgotten, Keeper, KeyDeed, Listed, Message,
+    MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, Operator, Reception, Route, RouteChange,
+    RouteSettings, SessionKeeper, ShownRoute, Side, Source, StartAt, Store, StoreError, StoreStatus, StoredMessage,
+    UnroutedTopic, WaitingKey, Whereabouts,
 };
 use rusqlite::Connection;
 
 use crate::Sqlite;
-use crate::connect::connect;
+use crate::connect::{connect, create_private};
 use crate::inbox::SqliteSession;
 use crate::log::SqliteSource;
 use crate::{migrate, operate};
@@ -92,9 +93,28 @@ impl Operator for Database {
         self.on_thread("look for a message", move |connection| operate::whereabouts(connection, id)).await
     }
 
-    async fn waiting_keys(&self, route: Option<&str>, limit: i64) -> Result<Vec<WaitingKey>, StoreError> {
-        let route = route.map(str::to_owned);
-        let work = move |connection: &mut Connection| operate::waiting_keys(connection, route.as_deref(), limit);
+    async fn receptions(&self, id: MessageId) -> Result<Vec<Reception>, StoreError> {
+        self.on_thread("look for a received message", move |connection| operate::receptions(connection, id)).await
+    }
+
+    async fn messages(&self, filter: &MessageFilter, limit: i64) -> Result<Listed, StoreError> {
+        let filter = filter.clone();
+        self.on_thread("look for messages", move |connection| operate::messages(connection, &filter, limit)).await
+    }
+
+    async fn message(&self, id: MessageId) -> Result<Option<StoredMessage>, StoreError> {
+        self.on_thread("look for a message", move |connection| operate::message(connection, id)).await
+    }
+
+    async fn forget_route(&self, route: &str, discard: bool, deed: &Deed) -> Result<Option<Forgotten>, StoreError> {
+        let (route, deed) = (route.to_owned(), deed.clone());
+        let work = move |connection: &mut Connection| operate::forget_route(connection, &route, discard, &deed);
+        self.on_thread("forget a route", work).await
+    }
+
+    async fn waiting_keys(&self, side: Side, of: Option<&str>, limit: i64) -> Result<Vec<WaitingKey>, StoreError> {
+        let of = of.map(str::to_owned);
+        let work = move |connection: &mut Connection| operate::waiting_keys(connection, side, of.as_deref(), limit);
         self.on_thread("read the waiting keys", work).await
     }
 
@@ -123,11 +143,14 @@ impl Operator for Database {
         filter: &DeadFilter,
         limit: i64,
         deed: &Deed,
+        progress: &mut (dyn FnMut(usize) + Send),
     ) -> Result<Vec<DeadLetter>, StoreError> {
         let (filter, deed) = (filter.clone(), deed.clone());
         let work =
             move |connection: &mut Connection| operate::act_on_dead(connection, what, side, &filter, limit, &deed);
-        self.on_thread("act on dead letters", work).await
+        let done = self.on_thread("act on dead letters", work).await?;
+        progress(done.len());
+        Ok(done)
     }
 
     async fn prune_inbox(
@@ -171,9 +194,44 @@ impl Store for Database {
         SessionKeeper::<Sqlite>::new(consumer.clone(), move || SqliteSession::new(&path))
     }
 
+    async fn send(&self, message: &Message) -> Result<(), StoreError> {
+        let message = message.clone();
+        self.on_thread("write a message", move |connection| operate::send(connection, &message)).await
+    }
+
+    async fn check(&self, _: Needs) -> Result<Vec<Finding>, StoreError> {
+        let shown = self.shown();
+        let look = move |connection: &mut Connection| {
+            let version = migrate::plan(connection).map_err(|error| match error {
+                MigrateError::Store(error) => error,
+                other => StoreError::Refused { what: "read the schema version", source: other.into() },
+            })?;
+            let known = migrate::schema_version();
+            Ok(vec![
+                Finding::good(format!("the file {shown} can be opened")),
+                match version.version {
+                    0 => Finding::bad("it has no tables of postroom", "run `postroom migrate` on it"),
+                    version if version < known => {
+                        let found =
+                            format!("its schema is at version {version}, and this program needs version {known}");
+                        Finding::bad(found, "run `postroom migrate`; `postroom migrate --plan` shows what it would do")
+                    }
+                    version => {
+                        Finding::good(format!("its schema is at version {version}; this program knows version {known}"))
+                    }
+                },
+            ])
+        };
+        self.on_thread("check the store", look).await
+    }
+
     async fn migrate(&self, _: Option<u16>) -> Result<Migrated, MigrateError> {
         let path = self.path.clone();
-        blocking("migrate the schema", move || migrate::migrate(&mut connect(&path)?)).await?
+        let migrated = move || {
+            create_private(&path)?;
+            migrate::migrate(&mut connect(&path)?)
+        };
+        blocking("migrate the schema", migrated).await?
     }
 
     async fn plan(&self) -> Result<MigrationPlan, MigrateError> {

@@ -14,6 +14,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (5, "watch", include_str!("../migrations/0005_watch.sql")),
     (6, "fillers", include_str!("../migrations/0006_fillers.sql")),
     (7, "clocks", include_str!("../migrations/0007_clocks.sql")),
+    (8, "operators", include_str!("../migrations/0008_operators.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (

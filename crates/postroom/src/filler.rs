@@ -20,6 +20,15 @@ pub struct Tenure {
     pub epoch: i64,
 }
 
+/// What a filler says about itself with a renewal.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FillerReport {
+    /// What it receives from, for people, without secrets.
+    pub source: Option<String>,
+    /// Why nothing can be received now; none: the last try worked.
+    pub source_down: Option<String>,
+}
+
 /// Who fills an inbox, as a store has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FillerSeen {
@@ -51,12 +60,13 @@ pub trait FillerStore: Transactions {
         seen: Option<&FillerSeen>,
     ) -> Result<Option<Tenure>, StoreError>;
 
-    /// Renews the lease. False: somebody else has taken over.
+    /// Renews the lease, and keeps what the filler says about itself. False: somebody else has taken over.
     async fn renew_inbox(
         tx: &mut Self::Tx<'_>,
         consumer: &Consumer,
         tenure: &Tenure,
         lease: Duration,
+        said: &FillerReport,
     ) -> Result<bool, StoreError>;
 
     /// Whether the tenure still holds; if so, nobody takes over before this transaction ends. Renewals are not held up.

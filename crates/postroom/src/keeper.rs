@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use crate::consumer_store::{Admitted, ConsumerStore, Keep, Session};
 use crate::crash::crash_point;
 use crate::error::StoreError;
-use crate::filler::{FillerSeen, Tenure};
+use crate::filler::{FillerReport, FillerSeen, Tenure};
 use crate::inbox::Consumer;
 use crate::message::{Message, MessageId};
 
@@ -36,8 +36,8 @@ pub trait Keeper: Send + Sync {
     async fn take(&self, owner: &str, lease: Duration, seen: Option<&FillerSeen>)
     -> Result<Option<Tenure>, StoreError>;
 
-    /// Renews the lease. False: somebody else has taken over.
-    async fn renew(&self, tenure: &Tenure, lease: Duration) -> Result<bool, StoreError>;
+    /// Renews the lease, and keeps what the filler says about itself. False: somebody else has taken over.
+    async fn renew(&self, tenure: &Tenure, lease: Duration, said: &FillerReport) -> Result<bool, StoreError>;
 
     /// Gives it back, so that somebody else can take it at once.
     async fn leave(&self, tenure: &Tenure) -> Result<(), StoreError>;
@@ -105,8 +105,8 @@ impl<F: ConsumerStore> Keeper for SessionKeeper<F> {
         Ok(in_transaction!(self, leasing, |tx| F::take_inbox(&mut tx, &self.consumer, owner, lease, seen).await?))
     }
 
-    async fn renew(&self, tenure: &Tenure, lease: Duration) -> Result<bool, StoreError> {
-        Ok(in_transaction!(self, leasing, |tx| F::renew_inbox(&mut tx, &self.consumer, tenure, lease).await?))
+    async fn renew(&self, tenure: &Tenure, lease: Duration, said: &FillerReport) -> Result<bool, StoreError> {
+        Ok(in_transaction!(self, leasing, |tx| F::renew_inbox(&mut tx, &self.consumer, tenure, lease, said).await?))
     }
 
     async fn leave(&self, tenure: &Tenure) -> Result<(), StoreError> {

@@ -18,6 +18,7 @@ mod keeper;
 mod keys;
 pub mod lane_book;
 mod limits;
+mod listing;
 mod message;
 mod observer;
 mod operator;
@@ -46,17 +47,17 @@ pub use dead_letter::{DeadDeed, DeadFilter, DeadLetter, Deed, FailedAttempt, Sid
 pub use delivery::{Cause, Change, Delivery, Entry, Origin, Outcome, ParkedState, Settlement, Token};
 pub use error::{BoxError, StoreError, Unavailable};
 pub use event::{Event, EventError};
-pub use filler::{FillerSeen, FillerStore, Tenure};
+pub use filler::{FillerReport, FillerSeen, FillerStore, Tenure};
 pub use fingerprint::{fingerprint, set_log_key};
 pub use guard::{GuardError, expect_rows};
 pub use inbox::{Admission, Consumer, Inbox, InvalidConsumer, OnceError};
 pub use keeper::{Keeper, Kept, SessionKeeper};
-pub use keys::{KeyDeed, Place, WaitingKey, WaitsFor, Whereabouts};
+pub use keys::{KeyDeed, Place, ReceivedPlace, Reception, WaitingKey, WaitsFor, Whereabouts};
 pub use lane_book::LaneBook;
 pub use limits::{
-    CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, LimitExceeded, NAME_BYTES_MAX,
-    PAYLOAD_BYTES_MAX,
+    CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, LimitExceeded, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX,
 };
+pub use listing::{Forgotten, Listed, ListedMessage, ListedPlace, MessageFilter, StoredMessage};
 pub use message::{Headers, Message, MessageId, UNREADABLE_HEADER, headers_from_json};
 pub use observer::{Happened, Live, Observed, Observer};
 pub use operator::Operator;
@@ -68,8 +69,8 @@ pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide, tidy_reason};
 pub use route::{Route, RouteChange, RouteSettings, ShownRoute};
 pub use sink::{Batch, Sink, SinkLimits};
 pub use source::{Claimed, LostLane, Noted, Report, Settled, Source, Standing, Want};
-pub use status::{RouteStatus, SinkDown, StoreStatus, UnroutedTopic};
-pub use store::{LANES_DEFAULT, MigrateError, Migrated, MigrationPlan, MigrationStep, Store};
+pub use status::{InboxStatus, LinkStatus, LinkTrouble, RouteStatus, StoreStatus, UnroutedTopic, WorkerStatus};
+pub use store::{Finding, LANES_DEFAULT, MigrateError, Migrated, MigrationPlan, MigrationStep, Needs, Store};
 pub use subscription::{Answer, Arrival, Bound, Partition, Receipt, Received, Subscription};
 pub use topics::{InvalidTopicPattern, TopicFilter};
 pub use trace::{MessageSpan, Step};

@@ -6,7 +6,8 @@ use async_trait::async_trait;
 
 use crate::dead_letter::{DeadDeed, DeadFilter, DeadLetter, Deed, Side};
 use crate::error::StoreError;
-use crate::keys::{KeyDeed, WaitingKey, Whereabouts};
+use crate::keys::{KeyDeed, Reception, WaitingKey, Whereabouts};
+use crate::listing::{Forgotten, Listed, MessageFilter, StoredMessage};
 use crate::message::MessageId;
 use crate::route::{RouteChange, RouteSettings, ShownRoute};
 use crate::status::{StoreStatus, UnroutedTopic};
@@ -42,8 +43,21 @@ pub trait Operator: Send + Sync {
     /// Where a message is on every route that has run; empty: no route has it, or none has run.
     async fn whereabouts(&self, id: MessageId) -> Result<Vec<Whereabouts>, StoreError>;
 
-    /// Keys that wait, longest first, at most `limit`.
-    async fn waiting_keys(&self, route: Option<&str>, limit: i64) -> Result<Vec<WaitingKey>, StoreError>;
+    /// Where a message is at every consumer whose inbox is in this database; empty: none has received it.
+    async fn receptions(&self, id: MessageId) -> Result<Vec<Reception>, StoreError>;
+
+    /// Messages by filter, newest first, at most `limit`. Looks at a bounded number of rows and says so where that cut the list.
+    async fn messages(&self, filter: &MessageFilter, limit: i64) -> Result<Listed, StoreError>;
+
+    /// One message with its payload; none: the store has no copy of it (any more).
+    async fn message(&self, id: MessageId) -> Result<Option<StoredMessage>, StoreError>;
+
+    /// Removes a route that is gone for good, with its position, so that it holds up no clean-up any more. Refused while a relay runs
+    /// it; without `discard` also while it has unsent or dead messages, which would go with it. `done` says whether it was removed.
+    async fn forget_route(&self, route: &str, discard: bool, deed: &Deed) -> Result<Option<Forgotten>, StoreError>;
+
+    /// Keys that wait, longest first, at most `limit`: of this route, or with [`Side::In`] of this consumer.
+    async fn waiting_keys(&self, side: Side, of: Option<&str>, limit: i64) -> Result<Vec<WaitingKey>, StoreError>;
 
     /// Parks, unparks or skips a key of a route. False: there was nothing to do, and no audit row is written.
     ///
@@ -59,7 +73,7 @@ pub trait Operator: Send + Sync {
     /// Gives dead letters back or deletes them, oldest first, at most `limit`. Returns those that it was done to. A letter
     /// that died a moment ago, and that the route's position has not passed, is not discarded: a crash would bring it back.
     ///
-    /// A store may work in steps, each with an audit row; an error then says how many were done before it.
+    /// A store may work in steps, each with an audit row; `progress` hears how many are done, and an error says it too.
     async fn act_on_dead(
         &self,
         what: DeadDeed,
@@ -67,6 +81,7 @@ pub trait Operator: Send + Sync {
         filter: &DeadFilter,
         limit: i64,
         deed: &Deed,
+        progress: &mut (dyn FnMut(usize) + Send),
     ) -> Result<Vec<DeadLetter>, StoreError>;
 
     /// Forgets messages of the inbox that were processed at least so long ago, in steps; `progress` hears how many are gone

@@ -34,6 +34,8 @@ impl Want {
 /// What a relay says about itself with a renewal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
+    /// What it publishes to, for people, without secrets.
+    pub sink: Option<String>,
     /// Why the sink is not published to now.
     pub sink_down: Option<String>,
     /// Why the sink takes nothing for now although its connection is up ([`crate::Sink::blocked`]). Nobody can die over a

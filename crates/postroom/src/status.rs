@@ -15,6 +15,8 @@ pub struct StoreStatus {
     pub outbox_rows_is_bound: bool,
     /// One entry for each route that a relay has ever run.
     pub routes: Vec<RouteStatus>,
+    /// One entry for each consumer that has an inbox in this database.
+    pub inboxes: Vec<InboxStatus>,
     /// Topics that no route takes, most messages first, at most 20.
     pub unrouted: Vec<UnroutedTopic>,
 }
@@ -30,15 +32,54 @@ pub struct UnroutedTopic {
     pub oldest_seconds: f64,
 }
 
-/// A relay that cannot publish.
+/// What a relay or a filler is connected to, and whether that works.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct LinkStatus {
+    /// The sink of a relay or the source of a filler, without secrets; none: a version before 14 of the schema runs there.
+    pub name: Option<String>,
+    /// Why it does not work now; none: it works, as far as its process said.
+    pub trouble: Option<LinkTrouble>,
+}
+
+/// Why messages do not get through a link.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SinkDown {
-    /// The relay.
-    pub relay: String,
+pub struct LinkTrouble {
+    /// The link is up, but the far end takes nothing for now, such as a broker under a memory alarm.
+    pub blocked: bool,
     /// For how long, in seconds, by the database's clock.
     pub since_seconds: f64,
-    /// Why.
+    /// The reason.
     pub error: String,
+}
+
+/// A process that works for a route or an inbox.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct WorkerStatus {
+    /// Its whole name, unique among all.
+    pub name: String,
+    /// Its lease is valid by the database's clock. One whose lease has expired is listed only while it still owns something.
+    pub alive: bool,
+    /// Time since its last renewal, in seconds, by the database's clock; none: unknown.
+    pub seen_seconds_ago: Option<f64>,
+    /// Lanes that it owns; for an inbox 1 or 0.
+    pub lanes: i64,
+    /// What it publishes to or receives from.
+    pub link: LinkStatus,
+}
+
+impl WorkerStatus {
+    /// Its name without the part that only makes it unique: what was configured, or host and process id.
+    pub fn short_name(&self) -> &str {
+        let unique = |part: &str| part.len() == 36 && part.bytes().filter(|byte| *byte == b'-').count() == 4;
+        let mut end = 0;
+        for part in self.name.split('/') {
+            if unique(part) {
+                break;
+            }
+            end += part.len() + 1;
+        }
+        self.name.get(..end.saturating_sub(1)).filter(|short| !short.is_empty()).unwrap_or(&self.name)
+    }
 }
 
 /// The state of one route.
@@ -46,11 +87,12 @@ pub struct SinkDown {
 pub struct RouteStatus {
     /// Name of the route.
     pub route: String,
-    /// Messages of the outbox that the route has not settled.
+    /// Messages that are neither sent nor dead: those not read yet and those parked, without delayed ones that are parked until
+    /// their time.
     pub backlog: i64,
     /// Counting ended at its bound: there are at least so many.
     pub backlog_is_bound: bool,
-    /// Age of the oldest message that is not settled and not parked, in seconds, by the database's clock.
+    /// Age of the oldest message of the backlog among those looked at, in seconds, by the database's clock.
     pub oldest_unsent_seconds: Option<f64>,
     /// Age of the oldest row of the outbox, of whatever topic, that the route has not read, in seconds. Where counting was cut before
     /// it found a message of the route, none is older than this.
@@ -63,6 +105,12 @@ pub struct RouteStatus {
     pub scheduled: i64,
     /// There are at least so many.
     pub scheduled_is_bound: bool,
+    /// Of the parked ones, messages that failed and will be tried again.
+    pub retrying: i64,
+    /// There are at least so many.
+    pub retrying_is_bound: bool,
+    /// The last error of one of those, of the one that is tried again last.
+    pub last_failure: Option<String>,
     /// Dead letters.
     pub dead: i64,
     /// There are at least so many.
@@ -71,8 +119,48 @@ pub struct RouteStatus {
     pub lanes: i64,
     /// See `lanes`.
     pub lanes_held: i64,
-    /// Relays that hold lanes.
-    pub relays: Vec<String>,
-    /// Of those that said lately that they are alive, the ones whose sink is down.
-    pub sinks_down: Vec<SinkDown>,
+    /// Relays that are alive, and those that still own lanes although their lease has expired.
+    pub relays: Vec<WorkerStatus>,
+}
+
+/// The state of one consumer's inbox.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct InboxStatus {
+    /// The consumer.
+    pub consumer: String,
+    /// Messages kept in the store that are neither handled nor dead.
+    pub waiting: i64,
+    /// Of those, messages that failed at least once and will be tried again.
+    pub retrying: i64,
+    /// Counting ended at its bound: there are at least so many.
+    pub waiting_is_bound: bool,
+    /// The last error of one of those, of the one that is tried again last.
+    pub last_failure: Option<String>,
+    /// Age of the oldest waiting message among those looked at, since it was received, in seconds, by the database's clock.
+    pub oldest_seconds: Option<f64>,
+    /// Dead letters.
+    pub dead: i64,
+    /// There are at least so many.
+    pub dead_is_bound: bool,
+    /// Who fills the inbox table from a queue; none: nobody, as when the application receives by itself.
+    pub filler: Option<WorkerStatus>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_name_is_what_a_person_gave() {
+        let of = |name: &str| {
+            let link = LinkStatus::default();
+            WorkerStatus { name: name.to_owned(), alive: true, seen_seconds_ago: None, lanes: 0, link }
+                .short_name()
+                .to_owned()
+        };
+        let unique = "0199c9a2-7d2e-7bd0-a8d2-0b6d9c1c9a01";
+        assert_eq!(of(&format!("relay-a/{unique}")), "relay-a");
+        assert_eq!(of(&format!("host/4711/{unique}/2")), "host/4711");
+        assert_eq!((of("relay"), of(unique)), ("relay".to_owned(), unique.to_owned()));
+    }
 }

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use crate::error::{BoxError, StoreError};
 use crate::inbox::Consumer;
 use crate::keeper::Keeper;
+use crate::message::Message;
 use crate::operator::Operator;
 use crate::route::Route;
 use crate::source::Source;
@@ -33,6 +34,12 @@ pub trait Store: Operator {
     /// The inbox table of a consumer, for what fills it.
     fn keeper(&self, consumer: &Consumer) -> Arc<dyn Keeper>;
 
+    /// Writes one message in a transaction of its own, as an application does: for tests of an installation.
+    async fn send(&self, message: &Message) -> Result<(), StoreError>;
+
+    /// Looks whether everything is there that a process needs which does this; changes nothing.
+    async fn check(&self, needs: Needs) -> Result<Vec<Finding>, StoreError>;
+
     /// Wakes these relays when writers of other processes notify, for as long as what it returns is kept. None: writers
     /// cannot notify here; polling is the truth anyway.
     fn listen(&self, wakes: Vec<Wake>) -> Option<Box<dyn Send>> {
@@ -49,6 +56,39 @@ pub trait Store: Operator {
 
     /// The whole schema as one script, for those who apply migrations by a tool of their own.
     fn print_sql(&self, lanes: Option<u16>) -> Result<String, MigrateError>;
+}
+
+/// What a process is to do with a store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Relay its messages.
+    pub relay: bool,
+    /// Fill inboxes in it.
+    pub filler: bool,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Finding {
+    /// It is as it has to be.
+    pub ok: bool,
+    /// What was found, in words.
+    pub found: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
+}
+
+impl Finding {
+    /// As it has to be.
+    pub fn good(found: impl Into<String>) -> Self {
+        Self { ok: true, found: found.into(), advice: None }
+    }
+
+    /// Something has to be done.
+    pub fn bad(found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { ok: false, found: found.into(), advice: Some(advice.into()) }
+    }
 }
 
 /// What a migration run did.

@@ -101,6 +101,11 @@ pub trait Subscription: Send + Sync {
         format!("a queue of {}", self.system())
     }
 
+    /// Whether messages can come in now, as far as this end of the connection knows. Default, for what is always there.
+    fn is_connected(&self) -> bool {
+        true
+    }
+
     /// How long a delivery may stay unsettled before the broker takes it back, unless it is extended; none: as long as the
     /// session lasts.
     fn lease(&self) -> Option<Duration> {

@@ -8,7 +8,7 @@ mod standard_output;
 mod write;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,6 +51,7 @@ pub const STDOUT: Broker = Broker {
     subscription: None,
 };
 
+#[async_trait]
 impl SinkOptions for FileOptions {
     fn open(&self) -> Result<Arc<dyn Sink>, OpenSinkError> {
         Ok(Arc::new(LinesSink::file(self)))
@@ -59,8 +60,23 @@ impl SinkOptions for FileOptions {
     fn shown(&self) -> String {
         format!("file {}", self.path.display())
     }
+
+    async fn check(&self) -> Result<String, Unavailable> {
+        let wrong = |problem: String| Unavailable::new(format!("file {}", self.path.display()), problem);
+        if self.path.exists() {
+            let opened = std::fs::OpenOptions::new().append(true).open(&self.path);
+            return opened.map(|_| "it can be appended to".to_owned()).map_err(|error| wrong(error.to_string()));
+        }
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if folder.is_dir() {
+            Ok("it will be created".to_owned())
+        } else {
+            Err(wrong(format!("the folder {} does not exist; create it", folder.display())))
+        }
+    }
 }
 
+#[async_trait]
 impl SinkOptions for StdoutOptions {
     fn open(&self) -> Result<Arc<dyn Sink>, OpenSinkError> {
         Ok(Arc::new(LinesSink::stdout()))
@@ -68,6 +84,10 @@ impl SinkOptions for StdoutOptions {
 
     fn shown(&self) -> String {
         "stdout".to_owned()
+    }
+
+    async fn check(&self) -> Result<String, Unavailable> {
+        Ok("messages go to standard output".to_owned())
     }
 }
 

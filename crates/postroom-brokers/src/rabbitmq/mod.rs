@@ -8,6 +8,7 @@
 //! - The client's auto-recovery stays off: it leaves confirms pending for ever. A broken connection is replaced whole.
 //! - What a broker sends passes a fence before the client sees it: some bytes would end the process or block the queue.
 
+mod check;
 mod content_header;
 mod fence;
 mod properties;
@@ -20,6 +21,7 @@ mod wire;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use postroom::{Sink, Subscription, Unavailable, redact_url};
@@ -35,7 +37,8 @@ pub use subscription::{Binding, RabbitmqSubscription, RabbitmqSubscriptionOption
 /// Heartbeat in seconds: a silent peer is noticed after two of them.
 const HEARTBEAT_SECONDS: u16 = 5;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Smallest `frame_max` that a URL may ask for: all properties of a message travel in one frame, headers of 16 KiB included.
+/// Smallest `frame_max` that a URL may ask for: all properties of a message travel in one frame, headers of 16 KiB included; what is
+/// larger needs the default.
 const FRAME_MAX_MIN: u32 = 32_768;
 
 /// `[routes.sink]` with `kind = "rabbitmq"`.
@@ -103,6 +106,7 @@ pub const BROKER: Broker = Broker {
     )),
 };
 
+#[async_trait]
 impl SinkOptions for RabbitmqOptions {
     fn open(&self) -> Result<Arc<dyn Sink>, OpenSinkError> {
         Ok(Arc::new(RabbitmqSink::new(self.clone())?))
@@ -111,8 +115,13 @@ impl SinkOptions for RabbitmqOptions {
     fn shown(&self) -> String {
         format!("rabbitmq {}", redact_url(&self.url))
     }
+
+    async fn check(&self) -> Result<String, Unavailable> {
+        check::exchange(self).await
+    }
 }
 
+#[async_trait]
 impl SubscriptionOptions for RabbitmqSubscriptionOptions {
     fn open(&self) -> Result<Arc<dyn Subscription>, OpenSubscriptionError> {
         Ok(Arc::new(RabbitmqSubscription::new(self.clone())?.exclusive()))
@@ -120,6 +129,10 @@ impl SubscriptionOptions for RabbitmqSubscriptionOptions {
 
     fn shown(&self) -> String {
         format!("queue {:?} of rabbitmq {}", self.queue, redact_url(&self.url))
+    }
+
+    async fn check(&self) -> Result<String, Unavailable> {
+        check::queue(self).await
     }
 }
 

@@ -123,20 +123,11 @@ impl RabbitmqSink {
     /// new connection would be blocked too, and what this one had sent before would be stored twice.
     async fn in_time<T>(&self, connection: &ConnectionStatus, publishing: impl Future<Output = T>) -> Option<T> {
         let mut publishing = std::pin::pin!(publishing);
-        let (mut blocked, mut free) = (0, 0);
+        let mut free = 0;
         loop {
             match tokio::time::timeout(self.deadline() / DEADLINE_PARTS, &mut publishing).await {
                 Ok(outcome) => return Some(outcome),
-                Err(_) if connection.connected() && connection.blocked() => {
-                    (blocked, free) = (blocked + 1, 0);
-                    if blocked % DEADLINE_PARTS != 0 {
-                        continue;
-                    }
-                    let url = redact_url(&self.options.url);
-                    tracing::warn!(
-                        "RabbitMQ at {url} has blocked this connection (a memory or disk alarm); publishing waits for it"
-                    );
-                }
+                Err(_) if connection.connected() && connection.blocked() => free = 0,
                 Err(_) => free += 1,
             }
             if free >= DEADLINE_PARTS {

@@ -287,6 +287,10 @@ impl Subscription for RabbitmqSubscription {
         format!("queue {:?}", self.options.queue)
     }
 
+    fn is_connected(&self) -> bool {
+        self.session().connection.as_ref().is_some_and(|connection| connection.status().connected())
+    }
+
     async fn receive(&self, max: Bound) -> Result<Arrival, Unavailable> {
         let mut slot = self.consumer.lock().await;
         if slot.as_ref().is_some_and(|consuming| consuming.failed.is_some()) {

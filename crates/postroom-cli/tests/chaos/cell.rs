@@ -229,8 +229,10 @@ impl Cell {
         self.operator.abort();
         let store = Store::new(self.rig.database.url()).unwrap();
         // A server that had no space for its log ends by itself a moment later, and comes back by itself.
-        self.rig.until("the database answers", async || store.waiting_keys(None, 1).await.is_ok()).await;
-        for key in store.waiting_keys(None, 10_000).await.unwrap() {
+        self.rig
+            .until("the database answers", async || store.waiting_keys(postroom::Side::Out, None, 1).await.is_ok())
+            .await;
+        for key in store.waiting_keys(postroom::Side::Out, None, 10_000).await.unwrap() {
             if key.waits_for == WaitsFor::Parked {
                 store.act_on_key(&key.route, &key.key, KeyDeed::Unpark, &deed()).await.unwrap();
             }

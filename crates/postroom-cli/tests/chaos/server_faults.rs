@@ -1,7 +1,7 @@
 //! What can happen to the servers under all cells: the list, and one function for each.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use postroom_testkit::chance::Chance;
 use postroom_testkit::surroundings;
@@ -69,6 +69,11 @@ fn fill_the_disk(servers: &mut Servers, chance: &mut Chance) {
     servers.postgres.fill_disk().unwrap();
     wait(500, 2500, chance);
     servers.postgres.free_disk().unwrap();
+    // One that could not write its log ends a moment later and recovers; a checkpoint has everything behind it.
+    let began = Instant::now();
+    while servers.postgres.sql("checkpoint").is_err() && began.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(200));
+    }
 }
 
 /// The standby has every commit that was waited for, and not each of those that asked not to wait.

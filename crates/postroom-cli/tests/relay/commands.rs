@@ -8,13 +8,64 @@ use postroom_testkit::services::ports;
 use postroom_testkit::surroundings;
 use serde_json::Value;
 
+/// Runs it to its end. What it prints with `--json` is held against the schema of that output.
 pub fn postroom(arguments: &[&str]) -> Output {
-    surroundings::postroom()
+    let output = surroundings::postroom()
         .args(arguments)
         .env_remove("POSTROOM_STORE_URL")
         .current_dir(surroundings::scratch("commands"))
         .output()
-        .unwrap()
+        .unwrap();
+    if arguments.contains(&"--json") {
+        let printed = text(&output.stdout);
+        let schema = if output.status.code() == Some(0) { schema_of(arguments) } else { None };
+        printed.lines().for_each(|line| holds_to(schema.unwrap_or("error"), line, arguments));
+    }
+    output
+}
+
+/// Which of docs/json; none: an error, or the demo.
+fn schema_of(arguments: &[&str]) -> Option<&'static str> {
+    let has = |argument: &str| arguments.contains(&argument);
+    let of = |command: &str, verbs: &[&str]| has(command) && verbs.iter().any(|verb| has(verb));
+    let known: [(bool, &str); 20] = [
+        (of("dead", &["list", "retry", "discard"]), "dead-letters"),
+        (of("dead", &["show"]), "dead-show"),
+        (of("keys", &["list"]), "keys-list"),
+        (of("keys", &["park", "unpark", "skip"]), "keys-act"),
+        (of("messages", &["list"]), "messages-list"),
+        (of("messages", &["show"]), "messages-show"),
+        (of("routes", &["list"]), "routes-list"),
+        (of("routes", &["set"]), "routes-set"),
+        (of("routes", &["forget"]), "routes-forget"),
+        (of("inbox", &["prune"]), "inbox-prune"),
+        (of("migrate", &["--plan"]), "migrate-plan"),
+        (of("migrate", &["--print-sql"]), "migrate-sql"),
+        (has("migrate"), "migrate"),
+        (has("status"), "status"),
+        (has("check"), "check"),
+        (has("send"), "send"),
+        (has("init"), "init"),
+        (has("why"), "why"),
+        (has("run"), "run"),
+        (has("demo"), "demo"),
+    ];
+    known.iter().find_map(|(is, name)| is.then_some(*name))
+}
+
+/// The text of `docs/json/NAME.schema.json` says what this line has to be.
+pub fn holds_to(name: &str, line: &str, about: &[&str]) {
+    // The demo's ledger is for people; a check that fails has its answer all the same.
+    if name == "demo" || (name == "error" && (about.contains(&"check") || about.contains(&"status"))) {
+        return;
+    }
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../docs/json/{name}.schema.json"));
+    let schema: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let value: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{about:?}: {error}: {line}"));
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let wrong: Vec<String> =
+        validator.iter_errors(&value).map(|error| format!("{}: {error}", error.instance_path())).collect();
+    assert!(wrong.is_empty(), "{about:?} is not as {} says: {wrong:?}", file.display());
 }
 
 pub fn text(bytes: &[u8]) -> String {

@@ -53,6 +53,8 @@ enum Fate {
 pub(super) struct Told {
     pub observer: Arc<dyn Observer>,
     pub live: Live<InboxNow>,
+    /// Why the last try to receive failed.
+    pub trouble: Live<Option<String>>,
 }
 
 pub(super) struct Keeping {
@@ -86,7 +88,13 @@ impl Keeping {
         let (pump, mut arrivals) = mpsc::channel(1);
         // A set, so that the task ends with this future.
         let mut receiving = JoinSet::new();
-        receiving.spawn(pump::receive(self.subscription.clone(), pump, RECEIVED_AT_ONCE, RECEIVE_RETRY_CAP));
+        receiving.spawn(pump::receive(
+            self.subscription.clone(),
+            pump,
+            RECEIVED_AT_ONCE,
+            RECEIVE_RETRY_CAP,
+            self.told.trouble.clone(),
+        ));
         let mut stopping = self.stopping.clone();
         self.told.live.set(InboxNow { counters: *counters, filling: true, waiting: 0 });
         let ended = loop {

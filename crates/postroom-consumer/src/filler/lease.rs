@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use postroom::{FillerSeen, Keeper, StoreError, Tenure};
+use postroom::{FillerReport, FillerSeen, Keeper, StoreError, Tenure};
 use tokio::time::Instant;
 
 use crate::handler::chain;
@@ -104,14 +104,14 @@ impl Lease<'_> {
         })
     }
 
-    /// Renews the lease; returns when it is lost, or could not be renewed for as long as it holds.
-    pub async fn hold(&self, tenure: &Tenure) {
+    /// Renews the lease, with what this filler says about itself; returns when it is lost, or could not be renewed for as long as it holds.
+    pub async fn hold(&self, tenure: &Tenure, said: impl Fn() -> FillerReport) {
         let consumer = self.keeper.consumer();
         let mut until = Instant::now() + self.length;
         loop {
             tokio::time::sleep(self.every()).await;
             let began = Instant::now();
-            match self.asked(self.keeper.renew(tenure, self.length)).await {
+            match self.asked(self.keeper.renew(tenure, self.length, &said())).await {
                 Ok(true) => until = began + self.length,
                 Ok(false) => {
                     tracing::warn!(%consumer, "another process has taken over filling the inbox; nothing more is kept here");

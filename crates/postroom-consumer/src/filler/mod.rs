@@ -8,7 +8,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{BoxError, Keeper, Live, Observer, Subscription};
+use postroom::{BoxError, FillerReport, Keeper, Live, Observer, Subscription};
 use tokio::sync::watch;
 
 use keeping::{Ended, Keeping, Told};
@@ -126,12 +126,18 @@ impl Filler {
                 }
             };
             let (ending, ended) = watch::channel(false);
-            let told = Told { observer: self.observer.clone(), live: self.live.clone() };
+            let told = Told { observer: self.observer.clone(), live: self.live.clone(), trouble: Live::new() };
+            let (link, trouble) = (subscription.clone(), told.trouble.clone());
+            let said = move || FillerReport {
+                source: Some(link.origin()),
+                source_down: (!link.is_connected())
+                    .then(|| trouble.now().unwrap_or_else(|| "not connected yet".to_owned())),
+            };
             let keeping = Keeping::new(subscription, self.keeper.clone(), tenure.clone(), ended, told);
             let mut keeping = Box::pin(keeping.run(&mut counters));
             let (mut stopping, mut lost) = (false, false);
             let end = {
-                let mut holding = std::pin::pin!(lease.hold(&tenure));
+                let mut holding = std::pin::pin!(lease.hold(&tenure, said));
                 loop {
                     tokio::select! {
                         biased;

@@ -48,7 +48,7 @@ async fn one_at_a_time<F: FillerStore + ConsumerStore, S: Session<F>>(open: impl
     // The clock of a store has ticks.
     let mut renewed = seen.clone();
     while renewed.renewal == seen.renewal {
-        assert!(F::renew_inbox(&mut tx, &billing(), &first, LEASE).await.unwrap());
+        assert!(F::renew_inbox(&mut tx, &billing(), &first, LEASE, &Default::default()).await.unwrap());
         renewed = F::filler(&mut tx, &billing()).await.unwrap().unwrap();
     }
     F::commit(tx).await.unwrap();
@@ -60,7 +60,7 @@ async fn one_at_a_time<F: FillerStore + ConsumerStore, S: Session<F>>(open: impl
     let second = take::<F>(&mut other, "other").await.unwrap();
     assert!(second.epoch > first.epoch);
     let mut tx = one.begin().await.unwrap();
-    assert!(!F::renew_inbox(&mut tx, &billing(), &first, LEASE).await.unwrap());
+    assert!(!F::renew_inbox(&mut tx, &billing(), &first, LEASE, &Default::default()).await.unwrap());
     F::leave_inbox(&mut tx, &billing(), &first).await.unwrap();
     assert!(!F::fence_inbox(&mut tx, &billing(), &first).await.unwrap(), "it would keep messages");
     F::commit(tx).await.unwrap();
@@ -109,7 +109,10 @@ async fn a_takeover_waits_for_a_transaction_that_passed_its_fence_and_renewals_d
     Postgres::keep(&mut tx, &billing(), &[kept], Keep::Ready).await.unwrap();
 
     let mut renewal = renewer.begin().await.unwrap();
-    assert!(Postgres::renew_inbox(&mut renewal, &billing(), &old, LEASE).await.unwrap(), "it is not held up");
+    assert!(
+        Postgres::renew_inbox(&mut renewal, &billing(), &old, LEASE, &Default::default()).await.unwrap(),
+        "it is not held up"
+    );
     Postgres::commit(renewal).await.unwrap();
 
     let mut other = open();
@@ -142,7 +145,7 @@ async fn a_takeover_waits_for_a_transaction_that_passed_its_fence_and_renewals_d
     let tenure = take::<Postgres>(&mut open(), "renews").await.unwrap();
     let mut renewing = open();
     let mut tx = renewing.begin().await.unwrap();
-    assert!(Postgres::renew_inbox(&mut tx, &billing(), &tenure, LEASE).await.unwrap());
+    assert!(Postgres::renew_inbox(&mut tx, &billing(), &tenure, LEASE, &Default::default()).await.unwrap());
     while take_patiently(&mut other).await.is_none() {}
     drop(tx);
 }

@@ -148,7 +148,7 @@ async fn a_filler_keeps_as_dead_what_it_cannot_keep_and_the_others_are_kept_in_o
 
     // They can be retried: an application takes them from the store.
     let all = DeadFilter::default();
-    let retried = store.act_on_dead(DeadDeed::Retry, Side::In, &all, 100, &deed()).await.unwrap();
+    let retried = store.act_on_dead(DeadDeed::Retry, Side::In, &all, 100, &deed(), &mut |_| ()).await.unwrap();
     assert_eq!(retried.len(), 6);
     let taken = "select count(*) from postroom.inbox_take('totals', 100)";
     let taken: i64 = client.query_one(taken, &[]).await.unwrap().get(0);
@@ -166,7 +166,8 @@ async fn a_receiver_with_handlers_keeps_them_as_dead_too_and_a_retry_has_the_eff
     until(&client, "select count(*) = 5 from postroom.dead_consume where cause = 'permanent'").await;
     let store = postroom_postgres::Database::new(database.url()).unwrap();
     for error in ["key has more than", "tables nested"] {
-        let retried = store.act_on_dead(DeadDeed::Retry, Side::In, &filter(error), 9, &deed()).await.unwrap();
+        let retried =
+            store.act_on_dead(DeadDeed::Retry, Side::In, &filter(error), 9, &deed(), &mut |_| ()).await.unwrap();
         assert_eq!(retried.len(), 1);
     }
     until(&client, "select count(*) = 1 from done where what = 'long'").await;
@@ -198,7 +199,7 @@ async fn a_file_keeps_them_as_dead_too() {
     let payload = store.dead_payload(Side::In, "totals", foreign.seq).await.unwrap().unwrap();
     assert_eq!(payload, [0, 0xff, 0xfe]);
     let all = DeadFilter::default();
-    let retried = store.act_on_dead(DeadDeed::Retry, Side::In, &all, 100, &deed()).await.unwrap();
+    let retried = store.act_on_dead(DeadDeed::Retry, Side::In, &all, 100, &deed(), &mut |_| ()).await.unwrap();
     assert_eq!(retried.len(), 5);
     let rows: i64 = file.query_row("select count(*) from postroom_inbox_messages", [], |row| row.get(0)).unwrap();
     assert_eq!(rows, 8);

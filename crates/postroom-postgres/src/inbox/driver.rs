@@ -196,8 +196,9 @@ macro_rules! receiving_end {
                 consumer: &postroom::Consumer,
                 tenure: &postroom::Tenure,
                 lease: std::time::Duration,
+                said: &postroom::FillerReport,
             ) -> Result<bool, postroom::StoreError> {
-                $crate::inbox::statements::renew_inbox::<Self>(tx, consumer, tenure, lease).await
+                $crate::inbox::statements::renew_inbox::<Self>(tx, consumer, tenure, lease, said).await
             }
 
             async fn fence_inbox(

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use postroom::{
-    Admitted, Aggregate, Consumer, FillerSeen, KEY_BYTES_MAX, Keep, Message, MessageId, Settle, StoreError, Tenure,
-    Waiting, headers_from_json,
+    Admitted, Aggregate, Consumer, FillerReport, FillerSeen, KEY_BYTES_MAX, Keep, Message, MessageId, Settle,
+    StoreError, Tenure, Waiting, headers_from_json,
 };
 use uuid::Uuid;
 
@@ -283,9 +283,12 @@ pub(crate) async fn renew_inbox<D: Driver>(
     consumer: &Consumer,
     tenure: &Tenure,
     lease: Duration,
+    said: &FillerReport,
 ) -> Result<bool, StoreError> {
     let [consumer, owner, epoch] = of_tenure(consumer, tenure);
-    let values = [consumer, owner, epoch, Value::Int8(milliseconds(lease))];
+    let (source, down) = (said.source.as_deref(), said.source_down.as_deref());
+    let lease = Value::Int8(milliseconds(lease));
+    let values = [consumer, owner, epoch, lease, Value::MaybeText(source), Value::MaybeText(down)];
     let sql = include_str!("sql/filler_renew.sql");
     Ok(D::changed(tx, Asked { what: "renew the lease of an inbox", sql, values: &values }).await? == 1)
 }

@@ -50,6 +50,7 @@ pub(crate) async fn act_on_dead(
     filter: &DeadFilter,
     limit: i64,
     deed: &Deed,
+    progress: &mut (dyn FnMut(usize) + Send),
 ) -> Result<Vec<DeadLetter>, StoreError> {
     let step_max = if what == DeadDeed::Retry { RETRY_STEP } else { limit };
     let mut done = Vec::new();
@@ -66,6 +67,7 @@ pub(crate) async fn act_on_dead(
             Ok(letters) => {
                 let last = what == DeadDeed::Discard || (letters.len() as i64) < step;
                 done.extend(letters);
+                progress(done.len());
                 if last {
                     return Ok(done);
                 }

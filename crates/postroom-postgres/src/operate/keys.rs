@@ -1,6 +1,7 @@
 //! What operators see of keys that wait, and what they do about them.
 
-use postroom::{BoxError, Deed, KeyDeed, StoreError, WaitingKey, WaitsFor};
+use postroom::{BoxError, Deed, KeyDeed, Side, StoreError, WaitingKey, WaitsFor};
+use tokio_postgres::Row;
 
 use crate::connect::Connector;
 use crate::link::store_error;
@@ -11,12 +12,30 @@ use crate::text::{shown, shown_opt, word};
 /// Keys that wait, longest first, at most `limit`.
 pub(crate) async fn waiting_keys(
     connector: &Connector,
+    side: Side,
     route: Option<&str>,
     limit: i64,
 ) -> Result<Vec<WaitingKey>, StoreError> {
     let failed = |error| store_error("read the waiting keys", error);
     let mut session = OperatorSession::open(connector).await?;
     let tx = session.look().await?;
+    if side == Side::In {
+        let rows = tx.query(include_str!("sql/keys_in.sql"), &[&route, &limit]).await.map_err(failed)?;
+        let key = |row: &Row| {
+            Ok(WaitingKey {
+                route: shown(row, 0)?,
+                key: shown(row, 1)?,
+                waits_for: WaitsFor::Retry,
+                head: row.try_get(2)?,
+                messages: row.try_get(3)?,
+                attempts: row.try_get(4)?,
+                since_seconds: row.try_get(5)?,
+                retry_in_seconds: row.try_get(6)?,
+                reason: shown_opt(row, 7)?,
+            })
+        };
+        return rows.iter().map(key).collect::<Result<_, _>>().map_err(failed);
+    }
     let rows = tx.query(include_str!("sql/keys.sql"), &[&route, &limit]).await.map_err(failed)?;
     let keys: Result<Vec<WaitingKey>, BoxError> = rows
         .iter()
@@ -67,6 +86,7 @@ pub(crate) async fn act_on_key(
     };
     // What a relay records about the key comes wholly before this or wholly after it.
     tx.execute(include_str!("sql/lock_lanes_of_deed.sql"), &[&vec![route], &vec![lane]]).await.map_err(failed)?;
+    let mut ids = Vec::new();
     let changed = match what {
         KeyDeed::Park => {
             let sql = "insert into postroom.blocked_keys (route, ordering_key, seq, lane, reason)
@@ -78,8 +98,13 @@ pub(crate) async fn act_on_key(
             tx.execute(sql, &[&route, &key]).await
         }
         KeyDeed::Skip => {
-            let sql = "delete from postroom.blocked_keys where route = $1 and ordering_key = $2 and seq > 0";
-            tx.execute(sql, &[&route, &key]).await
+            let sql = "with gone as (delete from postroom.blocked_keys where route = $1 and ordering_key = $2 and seq > 0
+                                     returning route, seq)
+                       select d.id::text from gone g left join postroom.dead_letters d on d.route = g.route and d.seq = g.seq";
+            tx.query(sql, &[&route, &key]).await.map(|rows| {
+                ids.extend(rows.iter().filter_map(|row| row.get::<_, Option<String>>(0)));
+                rows.len() as u64
+            })
         }
     };
     if changed.map_err(failed)? == 0 {
@@ -87,7 +112,9 @@ pub(crate) async fn act_on_key(
     }
     tx.execute(include_str!("../log/sql/promote.sql"), &[&route, &vec![key]]).await.map_err(failed)?;
     let conditions = serde_json::json!({ "route": route, "key": key }).to_string();
-    audit(&tx, deed, what.action(), &conditions, &[]).await.map_err(failed)?;
+    audit(&tx, deed, what.action(), &conditions, &ids.iter().map(String::as_str).collect::<Vec<_>>())
+        .await
+        .map_err(failed)?;
     tx.commit().await.map_err(failed)?;
     Ok(true)
 }

@@ -1,6 +1,6 @@
 //! What operators see and change of routes.
 
-use postroom::{Deed, OnDead, Order, RouteChange, RouteSettings, ShownRoute, StoreError, TopicFilter};
+use postroom::{Deed, Forgotten, OnDead, Order, RouteChange, RouteSettings, ShownRoute, StoreError, TopicFilter};
 use tokio_postgres::Row;
 
 use crate::connect::Connector;
@@ -52,6 +52,35 @@ pub(crate) async fn set_route(
     audit(&tx, deed, "route.set", &noted, &[]).await.map_err(failed)?;
     tx.commit().await.map_err(failed)?;
     Ok(Some(now))
+}
+
+/// Removes a route that is gone for good. Returns what it had; none: there is no such route.
+pub(crate) async fn forget_route(
+    connector: &Connector,
+    route: &str,
+    discard: bool,
+    deed: &Deed,
+) -> Result<Option<Forgotten>, StoreError> {
+    let failed = |error| store_error("forget a route; nothing was changed", error);
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.deed().await?;
+    let sql = "select unread, unread_is_bound, parked, dead, relays, done from postroom.forget_route($1, $2, $3, $4)";
+    let row = tx.query_opt(sql, &[&route, &discard, &deed.actor, &deed.reason]).await.map_err(failed)?;
+    let forgotten = row
+        .map(|row| {
+            Ok(Forgotten {
+                unread: row.try_get(0)?,
+                unread_is_bound: row.try_get(1)?,
+                parked: row.try_get(2)?,
+                dead: row.try_get(3)?,
+                relays: row.try_get(4)?,
+                done: row.try_get(5)?,
+            })
+        })
+        .transpose()
+        .map_err(failed)?;
+    tx.commit().await.map_err(failed)?;
+    Ok(forgotten)
 }
 
 fn settings(row: &Row) -> Result<RouteSettings, tokio_postgres::Error> {

@@ -1,12 +1,14 @@
 //! What `postroom status` shows of a PostgreSQL store.
 
-use postroom::{RouteStatus, SinkDown, StoreError, StoreStatus, UnroutedTopic};
+use postroom::{
+    InboxStatus, LinkStatus, LinkTrouble, RouteStatus, StoreError, StoreStatus, UnroutedTopic, WorkerStatus,
+};
 use tokio_postgres::{Row, Transaction};
 
 use crate::connect::Connector;
 use crate::link::store_error;
 use crate::operate::session::OperatorSession;
-use crate::text::shown;
+use crate::text::{shown, shown_opt};
 
 /// So many rows of the outbox are looked at in all, so that asking costs little however large the backlog is.
 const BACKLOG_ROWS_MAX: i64 = 50_000;
@@ -14,11 +16,6 @@ const BACKLOG_ROWS_MAX: i64 = 50_000;
 const OTHER_ROWS_MAX: i64 = 50_000;
 /// Among so many rows of the outbox, the newest, topics are looked for that no route takes.
 const NEWEST_ROWS_MAX: i64 = 5_000;
-/// Relays that are alive and cannot publish.
-const SINKS_DOWN: &str =
-    "select route, owner, extract(epoch from clock_timestamp() - sink_down_since)::float8, coalesce(sink_error, '')
-                            from postroom.relays where sink_down_since is not null and expires_at > clock_timestamp()
-                           order by route, owner";
 /// Every part of it is bounded by an index, which small tables would not make the planner use.
 const BY_INDEX: &str = "set local enable_seqscan = off";
 
@@ -33,38 +30,90 @@ pub(crate) async fn status(connector: &Connector) -> Result<StoreStatus, StoreEr
     let outbox_rows_is_bound = row.try_get(2).map_err(failed)?;
     let rows =
         tx.query(include_str!("sql/status_routes.sql"), &[&BACKLOG_ROWS_MAX, &OTHER_ROWS_MAX]).await.map_err(failed)?;
-    let downs = tx.query(SINKS_DOWN, &[]).await.map_err(failed)?;
+    let relays = tx.query(include_str!("sql/status_relays.sql"), &[]).await.map_err(failed)?;
+    let relays: Vec<(String, WorkerStatus)> = relays.iter().map(relay).collect::<Result<_, _>>().map_err(failed)?;
+    let inboxes = tx.query(include_str!("sql/status_inboxes.sql"), &[&OTHER_ROWS_MAX]).await.map_err(failed)?;
+    let inboxes = inboxes.iter().map(inbox).collect::<Result<_, _>>().map_err(failed)?;
     let unrouted = unrouted(&tx).await.map_err(failed)?;
-    let routes: Result<Vec<RouteStatus>, tokio_postgres::Error> = rows
-        .iter()
-        .map(|row| {
-            Ok(RouteStatus {
-                route: shown(row, 0)?,
-                backlog: row.try_get(1)?,
-                backlog_is_bound: row.try_get(2)?,
-                oldest_unsent_seconds: row.try_get(3)?,
-                parked: row.try_get(4)?,
-                parked_is_bound: row.try_get(5)?,
-                scheduled: row.try_get(6)?,
-                scheduled_is_bound: row.try_get(7)?,
-                dead: row.try_get(8)?,
-                dead_is_bound: row.try_get(9)?,
-                lanes: row.try_get(10)?,
-                lanes_held: row.try_get(11)?,
-                relays: row.try_get(12)?,
-                oldest_unread_seconds: row.try_get(13)?,
-                sinks_down: downs
-                    .iter()
-                    .filter(|down| shown(down, 0).ok() == shown(row, 0).ok())
-                    .map(|down| {
-                        Ok(SinkDown { relay: shown(down, 1)?, since_seconds: down.try_get(2)?, error: shown(down, 3)? })
-                    })
-                    .collect::<Result<_, tokio_postgres::Error>>()?,
-            })
+    let routes = rows.iter().map(|row| route(row, &relays)).collect::<Result<_, _>>().map_err(failed)?;
+    let schema_version = version.unwrap_or_default();
+    Ok(StoreStatus { store: "postgres", schema_version, outbox_rows, outbox_rows_is_bound, routes, inboxes, unrouted })
+}
+
+fn route(row: &Row, relays: &[(String, WorkerStatus)]) -> Result<RouteStatus, tokio_postgres::Error> {
+    let name = shown(row, 0)?;
+    let (unread, unread_is_bound): (i64, bool) = (row.try_get(1)?, row.try_get(2)?);
+    let (parked, parked_is_bound): (i64, bool) = (row.try_get(4)?, row.try_get(5)?);
+    let (scheduled, scheduled_is_bound): (i64, bool) = (row.try_get(6)?, row.try_get(7)?);
+    // Where there are more delayed ones than were counted, nobody knows how many of the parked ones are not.
+    let overdue = if scheduled_is_bound { 0 } else { (parked - scheduled).max(0) };
+    Ok(RouteStatus {
+        backlog: unread + overdue,
+        backlog_is_bound: unread_is_bound || parked_is_bound || scheduled_is_bound,
+        oldest_unsent_seconds: row.try_get(3)?,
+        oldest_unread_seconds: row.try_get(12)?,
+        parked,
+        parked_is_bound,
+        scheduled,
+        scheduled_is_bound,
+        retrying: row.try_get(13)?,
+        retrying_is_bound: row.try_get(14)?,
+        last_failure: shown_opt(row, 15)?,
+        dead: row.try_get(8)?,
+        dead_is_bound: row.try_get(9)?,
+        lanes: row.try_get(10)?,
+        lanes_held: row.try_get(11)?,
+        relays: relays.iter().filter(|(route, _)| *route == name).map(|(_, relay)| relay.clone()).collect(),
+        route: name,
+    })
+}
+
+fn relay(row: &Row) -> Result<(String, WorkerStatus), tokio_postgres::Error> {
+    let trouble = shown_opt(row, 8)?;
+    let trouble = trouble
+        .map(|error| {
+            let blocked = row.try_get::<_, Option<bool>>(6)?.unwrap_or_default();
+            Ok::<_, tokio_postgres::Error>(LinkTrouble { blocked, since_seconds: since(row, 7)?, error })
         })
-        .collect();
-    let (routes, schema_version) = (routes.map_err(failed)?, version.unwrap_or_default());
-    Ok(StoreStatus { store: "postgres", schema_version, outbox_rows, outbox_rows_is_bound, routes, unrouted })
+        .transpose()?;
+    let worker = WorkerStatus {
+        name: shown(row, 1)?,
+        alive: row.try_get(2)?,
+        seen_seconds_ago: row.try_get(3)?,
+        lanes: row.try_get(4)?,
+        link: LinkStatus { name: shown_opt(row, 5)?, trouble },
+    };
+    Ok((shown(row, 0)?, worker))
+}
+
+fn since(row: &Row, column: usize) -> Result<f64, tokio_postgres::Error> {
+    Ok(row.try_get::<_, Option<f64>>(column)?.unwrap_or_default())
+}
+
+fn inbox(row: &Row) -> Result<InboxStatus, tokio_postgres::Error> {
+    let trouble = shown_opt(row, 12)?;
+    let trouble = trouble
+        .map(|error| {
+            Ok::<_, tokio_postgres::Error>(LinkTrouble { blocked: false, since_seconds: since(row, 11)?, error })
+        })
+        .transpose()?;
+    let alive = row.try_get::<_, Option<bool>>(8)?.unwrap_or_default();
+    let seen_seconds_ago = row.try_get(9)?;
+    let link = LinkStatus { name: shown_opt(row, 10)?, trouble };
+    // One that gave the inbox back is nobody.
+    let filler =
+        shown_opt(row, 7)?.map(|name| WorkerStatus { name, alive, seen_seconds_ago, lanes: i64::from(alive), link });
+    Ok(InboxStatus {
+        consumer: shown(row, 0)?,
+        waiting: row.try_get(1)?,
+        retrying: row.try_get(2)?,
+        waiting_is_bound: row.try_get(3)?,
+        last_failure: shown_opt(row, 13)?,
+        oldest_seconds: row.try_get(4)?,
+        dead: row.try_get(5)?,
+        dead_is_bound: row.try_get(6)?,
+        filler,
+    })
 }
 
 /// Topics that no route takes, among the newest messages.

@@ -36,7 +36,9 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
             Some(owner) => {
                 because.push(format!("relay {owner} holds its lane"));
                 if let Some(error) = row.try_get::<_, Option<String>>("sink_error")? {
-                    because.push(format!("that relay's sink is down since {}: {error}", seconds("sink_down_for")?));
+                    let blocked: Option<bool> = row.try_get("sink_blocked")?;
+                    let what = if blocked == Some(true) { "takes nothing" } else { "has been down" };
+                    because.push(format!("that relay's sink {what} for {}: {error}", seconds("sink_down_for")?));
                 }
             }
             None => because.push("no relay holds its lane: start one with `postroom run`".to_owned()),
@@ -51,7 +53,9 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         if let Some(reason) = &blocked {
             let by = if row.try_get::<_, i64>("blocked_seq")? > 0 { "skip" } else { "unpark" };
             let since = seconds("blocked_for")?;
-            because.push(format!("its key is blocked since {since} ({reason}); `postroom keys {by}` lets it go on"));
+            because.push(format!(
+                "its key has been blocked for {since} ({reason}); `postroom keys {by}` lets it continue"
+            ));
         }
         Ok(())
     };
@@ -78,7 +82,7 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
             _ if blocked.is_some() => Place::Blocked,
             _ => match behind {
                 Some(head) => {
-                    because.push(format!("it queues up behind message {head} of its key, which waits itself"));
+                    because.push(format!("it waits behind message {head} of its key, which waits itself"));
                     Place::Queued
                 }
                 None => {
@@ -113,6 +117,12 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         because.push(
             "the route has passed it: the broker confirmed it, or the route did not take its topic at that time \
              (postroom.route_revisions has the dates)"
+                .to_owned(),
+        );
+        Place::Passed
+    } else if passed && row.try_get::<_, bool>("discarded_somewhere")? {
+        because.push(
+            "the broker confirmed it, or it was dead on this route and an operator discarded it (see the audit table)"
                 .to_owned(),
         );
         Place::Passed

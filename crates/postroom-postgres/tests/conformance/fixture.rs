@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{Consumer, ConsumerStore, Message, MessageId, Operator, Outbox as _, Route, Session, Source};
-use postroom_postgres::{Database as Store, LogSource, PostgresSession, SqlxPostgres, SqlxSession};
+use postroom_postgres::{
+    Database as Store, LogSource, PostgresSession, Sqlx08Postgres, Sqlx08Session, SqlxPostgres, SqlxSession,
+};
 use postroom_testkit::conformance::Fixture;
 use postroom_testkit::conformance::consumer_store::Inbox;
 use postroom_testkit::conformance::operator::Operated;
@@ -143,6 +145,17 @@ impl Driver for Sqlx {
 
     fn session(url: &str) -> SqlxSession {
         SqlxSession::new(sqlx::PgPool::connect_lazy(url).unwrap())
+    }
+}
+
+pub struct Sqlx08;
+
+impl Driver for Sqlx08 {
+    type Store = Sqlx08Postgres;
+    type Session = Sqlx08Session;
+
+    fn session(url: &str) -> Sqlx08Session {
+        Sqlx08Session::new(sqlx_postgres_08::PgPool::connect_lazy(url).unwrap())
     }
 }
 

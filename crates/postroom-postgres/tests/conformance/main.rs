@@ -19,7 +19,12 @@ mod consumer_store {
     postroom_testkit::consumer_store_conforms!(crate::fixture::Through<crate::fixture::TokioPostgres>);
 }
 
-/// The receiving end, through sqlx.
+/// The receiving end, through sqlx 0.9.
 mod consumer_store_sqlx {
     postroom_testkit::consumer_store_conforms!(crate::fixture::Through<crate::fixture::Sqlx>);
+}
+
+/// The receiving end, through sqlx 0.8.
+mod consumer_store_sqlx_08 {
+    postroom_testkit::consumer_store_conforms!(crate::fixture::Through<crate::fixture::Sqlx08>);
 }

@@ -72,9 +72,14 @@ async fn a_wrong_argument_is_refused_inside_the_callers_transaction() {
         ("postroom.enqueue('t', 'k', 'x', key => '')", "key is empty"),
         ("postroom.enqueue('t', 'k', 'x', key => repeat('x', 513))", "key has 513 bytes, the limit is 512"),
         ("postroom.enqueue('t', 'k', 'x', headers => '[1]')", "headers must be an object of text values"),
+        ("postroom.enqueue('t', 'k', 'x', headers => '{\"a\": 1}')", "headers must be an object of text values"),
         (
-            "postroom.enqueue('t', 'k', 'x', headers => '{\"a\": 1}')",
-            "headers must be an object of at most 64 text values",
+            "postroom.enqueue('t', 'k', 'x', headers => jsonb_build_object(repeat('h', 256), 'v'))",
+            "a header's name must have 1 to 255 bytes",
+        ),
+        (
+            "postroom.enqueue('t', 'k', 'x', headers => jsonb_build_object('h', repeat('v', 65530)))",
+            "as text, the limit is 65536",
         ),
         ("postroom.enqueue('t', 'k', 'x', delay => '-1 s')", "delay is negative"),
         ("postroom.enqueue('t', 'k', 'x', content_type => '')", "content_type wants 1 to 255 bytes"),

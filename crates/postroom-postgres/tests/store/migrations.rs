@@ -24,6 +24,7 @@ async fn migrating_again_changes_nothing() {
         "prune",
         "safe_names",
         "truth",
+        "operators",
     ];
     assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();

@@ -203,7 +203,7 @@ async fn an_operator_can_do_what_the_commands_do_and_cannot_hide_it() {
     let deed = Deed { actor: "somebody".to_owned(), reason: "a test".to_owned() };
     let all = DeadFilter::default();
     store.status().await.unwrap();
-    store.waiting_keys(None, 10).await.unwrap();
+    store.waiting_keys(postroom::Side::Out, None, 10).await.unwrap();
     let letters = store.dead_letters(Side::Out, &all, 10).await.unwrap();
     store.dead_payload(Side::Out, &letters[0].route, letters[0].seq).await.unwrap();
     store.whereabouts(letters[0].id.parse().unwrap()).await.unwrap();
@@ -212,9 +212,9 @@ async fn an_operator_can_do_what_the_commands_do_and_cannot_hide_it() {
     assert!(store.act_on_key(&name, "c", KeyDeed::Unpark, &deed).await.unwrap());
     store.set_route(&name, &RouteChange::default(), &deed).await.unwrap().unwrap();
     for side in [Side::Out, Side::In] {
-        let acted = store.act_on_dead(DeadDeed::Retry, side, &all, 10, &deed).await.unwrap();
+        let acted = store.act_on_dead(DeadDeed::Retry, side, &all, 10, &deed, &mut |_| ()).await.unwrap();
         assert_eq!(acted.len(), 1, "{side:?}");
-        store.act_on_dead(DeadDeed::Discard, side, &all, 10, &deed).await.unwrap();
+        store.act_on_dead(DeadDeed::Discard, side, &all, 10, &deed, &mut |_| ()).await.unwrap();
     }
     store.prune_inbox(Duration::from_secs(30 * 86_400), &deed, &mut |_| {}).await.unwrap();
     let client = postroom_testkit::postgres::connect(&url).await;
@@ -239,7 +239,7 @@ async fn a_reader_sees_how_things_stand_and_no_payload() {
     let store = postroom_postgres::Database::new(&url).unwrap();
     let status = store.status().await.unwrap();
     assert_eq!((status.routes[0].dead, status.routes[0].parked), (1, 1));
-    assert_eq!(store.waiting_keys(None, 10).await.unwrap().len(), 2);
+    assert_eq!(store.waiting_keys(postroom::Side::Out, None, 10).await.unwrap().len(), 2);
     let id: uuid::Uuid =
         database.connect().await.query_one("select id from postroom.outbox limit 1", &[]).await.unwrap().get(0);
     assert_eq!(store.whereabouts(id.into()).await.unwrap().len(), 1);

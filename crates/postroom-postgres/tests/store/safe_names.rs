@@ -178,13 +178,13 @@ async fn nobody_runs_code_of_a_role_that_may_create_in_public() {
     let all =
         DeadFilter { error: Some("x".to_owned()), newer_than: Some(Duration::from_secs(99)), ..DeadFilter::default() };
     store.status().await.unwrap();
-    store.waiting_keys(None, 10).await.unwrap();
+    store.waiting_keys(postroom::Side::Out, None, 10).await.unwrap();
     let letters = store.dead_letters(Side::Out, &all, 10).await.unwrap();
     store.whereabouts(letters[0].id.parse().unwrap()).await.unwrap();
     store.set_route("orders", &RouteChange::default(), &deed).await.unwrap();
     store.act_on_key("orders", "c", KeyDeed::Park, &deed).await.unwrap();
-    store.act_on_dead(DeadDeed::Retry, Side::Out, &all, 10, &deed).await.unwrap();
-    store.act_on_dead(DeadDeed::Discard, Side::In, &all, 10, &deed).await.unwrap();
+    store.act_on_dead(DeadDeed::Retry, Side::Out, &all, 10, &deed, &mut |_| ()).await.unwrap();
+    store.act_on_dead(DeadDeed::Discard, Side::In, &all, 10, &deed, &mut |_| ()).await.unwrap();
     store.prune_inbox(Duration::from_secs(30 * 86_400), &deed, &mut |_| {}).await.unwrap();
 
     // A consumer, whose handlers have the search_path of the application.
@@ -218,7 +218,7 @@ async fn nobody_runs_code_of_a_role_that_may_create_in_public() {
     let tenure = Postgres::take_inbox(&mut tx, &consumer, "me", lease, None).await.unwrap().unwrap();
     let seen = Postgres::filler(&mut tx, &consumer).await.unwrap().unwrap();
     let tenure = Postgres::take_inbox(&mut tx, &consumer, &tenure.owner, lease, Some(&seen)).await.unwrap().unwrap();
-    assert!(Postgres::renew_inbox(&mut tx, &consumer, &tenure, lease).await.unwrap());
+    assert!(Postgres::renew_inbox(&mut tx, &consumer, &tenure, lease, &Default::default()).await.unwrap());
     assert!(Postgres::fence_inbox(&mut tx, &consumer, &tenure).await.unwrap());
     Postgres::leave_inbox(&mut tx, &consumer, &tenure).await.unwrap();
     Postgres::commit(tx).await.unwrap();

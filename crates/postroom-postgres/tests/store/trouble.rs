@@ -57,7 +57,7 @@ async fn a_key_blocked_over_its_dead_message_waits_for_the_operator() {
             .unwrap();
         assert!(claim_all(&source).await.is_empty());
         assert_eq!(states(&database, &ids).await, [Place::Dead, Place::Blocked, Place::Blocked]);
-        let keys = store(&database).waiting_keys(Some(ROUTE), 10).await.unwrap();
+        let keys = store(&database).waiting_keys(postroom::Side::Out, Some(ROUTE), 10).await.unwrap();
         assert_eq!((keys.len(), keys[0].waits_for, keys[0].messages), (1, WaitsFor::Dead, 3));
         assert_eq!(keys[0].head.as_deref(), Some(ids[0].to_string().as_str()));
 
@@ -70,7 +70,11 @@ async fn a_key_blocked_over_its_dead_message_waits_for_the_operator() {
             }
             "retry" => {
                 assert_eq!(
-                    store(&database).act_on_dead(DeadDeed::Retry, Side::Out, &filter, 10, &deed()).await.unwrap().len(),
+                    store(&database)
+                        .act_on_dead(DeadDeed::Retry, Side::Out, &filter, 10, &deed(), &mut |_| ())
+                        .await
+                        .unwrap()
+                        .len(),
                     1
                 );
                 [&ids[..], &fourth].concat()
@@ -78,7 +82,7 @@ async fn a_key_blocked_over_its_dead_message_waits_for_the_operator() {
             _ => {
                 assert_eq!(
                     store(&database)
-                        .act_on_dead(DeadDeed::Discard, Side::Out, &filter, 10, &deed())
+                        .act_on_dead(DeadDeed::Discard, Side::Out, &filter, 10, &deed(), &mut |_| ())
                         .await
                         .unwrap()
                         .len(),
@@ -97,7 +101,7 @@ async fn a_key_blocked_over_its_dead_message_waits_for_the_operator() {
             found.extend(ids);
         }
         assert_eq!(found, expected, "{way}");
-        assert!(store(&database).waiting_keys(None, 10).await.unwrap().is_empty());
+        assert!(store(&database).waiting_keys(postroom::Side::Out, None, 10).await.unwrap().is_empty());
         let left = store(&database).dead_letters(Side::Out, &DeadFilter::default(), 10).await.unwrap();
         assert_eq!(left.len(), usize::from(way == "skip"), "I6");
         enqueue(&client, Some("a"), 1).await;
@@ -153,7 +157,10 @@ async fn a_dead_letter_given_back_while_the_relay_records_about_its_key_is_not_f
     tx.execute(include_str!("../../src/log/sql/promote.sql"), &[&ROUTE, &vec!["a"]]).await.unwrap();
     let operator = store(&database);
     let operator = tokio::spawn(async move {
-        operator.act_on_dead(DeadDeed::Retry, Side::Out, &DeadFilter::default(), 10, &deed()).await.unwrap()
+        operator
+            .act_on_dead(DeadDeed::Retry, Side::Out, &DeadFilter::default(), 10, &deed(), &mut |_| ())
+            .await
+            .unwrap()
     });
     // The signal: the operator waits for a lock, or is through already.
     let waits =
@@ -179,11 +186,19 @@ async fn a_dead_letter_that_its_relay_has_not_passed_cannot_be_discarded() {
     source.settle(&[settled(claimed[1].token, dead(false))]).await.unwrap();
     let everything = DeadFilter::default();
     assert!(
-        store(&database).act_on_dead(DeadDeed::Discard, Side::Out, &everything, 10, &deed()).await.unwrap().is_empty()
+        store(&database)
+            .act_on_dead(DeadDeed::Discard, Side::Out, &everything, 10, &deed(), &mut |_| ())
+            .await
+            .unwrap()
+            .is_empty()
     );
     source.settle(&done([claimed[0].token])).await.unwrap();
     assert_eq!(
-        store(&database).act_on_dead(DeadDeed::Discard, Side::Out, &everything, 10, &deed()).await.unwrap().len(),
+        store(&database)
+            .act_on_dead(DeadDeed::Discard, Side::Out, &everything, 10, &deed(), &mut |_| ())
+            .await
+            .unwrap()
+            .len(),
         1
     );
     client.batch_execute("update postroom.lanes set expires_at = '-infinity'").await.unwrap();
@@ -362,7 +377,7 @@ async fn a_route_without_order_parks_messages_alone() {
     source.settle(&buried).await.unwrap();
     assert_eq!(
         store(&database)
-            .act_on_dead(DeadDeed::Retry, Side::Out, &DeadFilter::default(), 2, &deed())
+            .act_on_dead(DeadDeed::Retry, Side::Out, &DeadFilter::default(), 2, &deed(), &mut |_| ())
             .await
             .unwrap()
             .len(),
@@ -371,7 +386,7 @@ async fn a_route_without_order_parks_messages_alone() {
     let first = claim_all(&source).await;
     assert_eq!(
         store(&database)
-            .act_on_dead(DeadDeed::Retry, Side::Out, &DeadFilter::default(), 10, &deed())
+            .act_on_dead(DeadDeed::Retry, Side::Out, &DeadFilter::default(), 10, &deed(), &mut |_| ())
             .await
             .unwrap()
             .len(),
@@ -395,8 +410,10 @@ async fn many_dead_letters_are_given_back_in_steps_that_hold_up_no_relay_for_lon
                    select $1, n, 0, 8, 'exhausted', 'no', gen_random_uuid(), 'orders', 'order.placed', '', 'x', now()
                      from generate_series(1, 2500) n";
     client.execute(letters, &[&ROUTE]).await.unwrap();
-    let moved =
-        store(&database).act_on_dead(DeadDeed::Retry, Side::Out, &DeadFilter::default(), 2200, &deed()).await.unwrap();
+    let moved = store(&database)
+        .act_on_dead(DeadDeed::Retry, Side::Out, &DeadFilter::default(), 2200, &deed(), &mut |_| ())
+        .await
+        .unwrap();
     assert_eq!(moved.len(), 2200);
     let steps: Vec<i32> = client
         .query("select cardinality(message_ids) from postroom.audit order by id", &[])

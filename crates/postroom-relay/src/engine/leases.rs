@@ -11,6 +11,7 @@ impl Engine {
     /// What a renewal says about this relay; whether the sink is blocked only the one who carries it out knows.
     pub(super) fn report(&self) -> Report {
         Report {
+            sink: None,
             sink_down: self.breaker.open_because().map(str::to_owned),
             sink_blocked: None,
             survived: self.window.survived(),

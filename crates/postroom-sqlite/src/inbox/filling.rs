@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use postroom::{BoxError, Consumer, FillerSeen, FillerStore, KEY_BYTES_MAX, Message, StoreError, Tenure};
+use postroom::{BoxError, Consumer, FillerReport, FillerSeen, FillerStore, KEY_BYTES_MAX, Message, StoreError, Tenure};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::Sqlite;
@@ -55,7 +55,8 @@ impl FillerStore for Sqlite {
                 .query_row(
                     &format!(
                         "update postroom_inbox_fillers
-                            set owner = ?2, epoch = epoch + 1, lease_ms = ?3, expires_ms = {NOW} + ?3
+                            set owner = ?2, epoch = epoch + 1, lease_ms = ?3, expires_ms = {NOW} + ?3,
+                                source = null, source_down_ms = null, source_error = null
                           where consumer = ?1 and epoch = ?4 and expires_ms = ?5 returning epoch"
                     ),
                     params![name.as_str(), owned, lease, seen.epoch, seen.renewal],
@@ -71,15 +72,19 @@ impl FillerStore for Sqlite {
         consumer: &Consumer,
         tenure: &Tenure,
         lease: Duration,
+        said: &FillerReport,
     ) -> Result<bool, StoreError> {
         // Never the same end twice: a renewal is seen by its change.
         let sql = format!(
-            "update postroom_inbox_fillers set lease_ms = ?4, expires_ms = {NOW} + ?4 + (expires_ms = {NOW} + ?4)
+            "update postroom_inbox_fillers set lease_ms = ?4, expires_ms = {NOW} + ?4 + (expires_ms = {NOW} + ?4),
+                    source = ?5, source_error = ?6, source_down_ms = case when ?6 is not null then coalesce(source_down_ms, {NOW}) end
               where consumer = ?1 and owner = ?2 and epoch = ?3"
         );
-        let (consumer, tenure) = (consumer.clone(), tenure.clone());
+        let (consumer, tenure, said) = (consumer.clone(), tenure.clone(), said.clone());
         tx.stored("renew the lease of an inbox", move |tx| {
-            let parameters = params![consumer.as_str(), tenure.owner, tenure.epoch, milliseconds(lease)];
+            let FillerReport { source, source_down } = said;
+            let lease = milliseconds(lease);
+            let parameters = params![consumer.as_str(), tenure.owner, tenure.epoch, lease, source, source_down];
             tx.execute(&sql, parameters).map(|renewed| renewed == 1)
         })
         .await

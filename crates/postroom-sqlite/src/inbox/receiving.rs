@@ -44,8 +44,8 @@ fn keep(
 ) -> Result<(), BoxError> {
     let (headers, occurred, _) = encoded(message)?;
     let sql = format!(
-        "insert into postroom_inbox_messages (consumer, id, state, due_ms, claimed_by, claims, ordering_key, {MESSAGE})
-         values (?1, ?2, ?3, {NOW} + ?4, ?5, ?3 = 'claimed', ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)
+        "insert into postroom_inbox_messages (consumer, id, state, due_ms, received_ms, claimed_by, claims, ordering_key, {MESSAGE})
+         values (?1, ?2, ?3, {NOW} + ?4, {NOW}, ?5, ?3 = 'claimed', ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)
              on conflict (consumer, id) do nothing"
     );
     tx.prepare_cached(&sql)?.execute(params![

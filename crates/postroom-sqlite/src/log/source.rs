@@ -115,9 +115,10 @@ impl SqliteSource {
 
 #[async_trait]
 impl Source for SqliteSource {
-    async fn renew(&self, _: &Report) -> Result<Standing, StoreError> {
+    async fn renew(&self, report: &Report) -> Result<Standing, StoreError> {
         self.blocking("look at the database file", |inner| Ok(inner.open_again_if_replaced())).await??;
-        self.blocking("renew the lease", Inner::renew).await
+        let report = report.clone();
+        self.blocking("renew the lease", move |inner| inner.renew(&report)).await
     }
 
     async fn claim(&self, want: Want) -> Result<Claimed, StoreError> {
@@ -141,6 +142,8 @@ impl Source for SqliteSource {
             let sql = "update postroom_lanes set owner = null, expires_ms = null
                         where route = ?1 and lane = 0 and epoch = ?2 and owner = ?3";
             inner.connection.execute(sql, params![inner.options.route, inner.epoch(), inner.options.owner])?;
+            let sql = "delete from postroom_relays where route = ?1 and owner = ?2";
+            inner.connection.execute(sql, params![inner.options.route, inner.options.owner])?;
             inner.book.forget();
             Ok(())
         })
@@ -171,8 +174,9 @@ impl Inner {
         Ok(())
     }
 
-    fn renew(&mut self) -> Result<Standing, rusqlite::Error> {
+    fn renew(&mut self, report: &Report) -> Result<Standing, rusqlite::Error> {
         let tx = Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
+        say_alive(&tx, &self.options, report)?;
         let silent = silent_one(&tx, &self.options, &mut self.other)?;
         let sql = format!(
             "update postroom_lanes
@@ -454,6 +458,25 @@ fn silent_one(
     Ok(None)
 }
 
+/// What `postroom status` shows of this relay. Those that were not heard of for an hour are forgotten.
+fn say_alive(tx: &Transaction<'_>, options: &SqliteSourceOptions, report: &Report) -> Result<(), rusqlite::Error> {
+    let sql = format!(
+        "insert into postroom_relays (route, owner, seen_ms, expires_ms, sink, sink_blocked, sink_down_since_ms, sink_error)
+         values (?1, ?2, {NOW}, {NOW} + ?3, ?4, ?5, case when ?6 is not null then {NOW} end, ?6)
+             on conflict (route, owner) do update
+            set seen_ms = excluded.seen_ms, expires_ms = excluded.expires_ms, sink = excluded.sink,
+                sink_blocked = excluded.sink_blocked, sink_error = excluded.sink_error,
+                sink_down_since_ms = case when excluded.sink_error is not null
+                                          then coalesce(sink_down_since_ms, excluded.sink_down_since_ms) end"
+    );
+    let trouble = report.sink_down.as_ref().or(report.sink_blocked.as_ref());
+    let blocked = report.sink_down.is_none() && report.sink_blocked.is_some();
+    let lease = options.lease.as_millis() as i64;
+    tx.execute(&sql, params![options.route, options.owner, lease, report.sink, blocked, trouble])?;
+    let sql = format!("delete from postroom_relays where route = ?1 and owner <> ?2 and expires_ms < {NOW} - 3600000");
+    tx.execute(&sql, params![options.route, options.owner]).map(drop)
+}
+
 fn given(options: &SqliteSourceOptions) -> RouteSettings {
     RouteSettings { topics: options.topics.clone(), order: Some(options.order), on_dead: Some(options.on_dead) }
 }
@@ -473,6 +496,19 @@ fn open(options: &SqliteSourceOptions) -> Result<(Connection, Option<FileId>, Ro
                 schema_version()
             ),
             hint: "run `postroom migrate` on this database",
+        });
+    }
+    let oldest: i64 = connection
+        .query_row("select coalesce(max(oldest_program), 0) from postroom_settings", [], |row| row.get(0))
+        .map_err(failed)?;
+    if oldest > schema_version() {
+        return Err(StoreError::Schema {
+            problem: format!(
+                "it is at version {} and works with programs that know version {oldest} or newer; this one knows {}",
+                version.unwrap_or_default(),
+                schema_version()
+            ),
+            hint: "use a newer postroom",
         });
     }
     // Losing the newest position repeats messages and never loses any; WAL keeps the file consistent.

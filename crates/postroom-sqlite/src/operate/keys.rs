@@ -1,6 +1,6 @@
 //! What operators see of keys that wait, and what they do about them.
 
-use postroom::{Deed, KeyDeed, StoreError, WaitingKey, WaitsFor};
+use postroom::{Deed, KeyDeed, Side, StoreError, WaitingKey, WaitsFor};
 use rusqlite::{Connection, Row, TransactionBehavior, params};
 
 use crate::connect::NOW;
@@ -11,9 +11,13 @@ use crate::operate::dead::audit;
 /// Keys that wait, longest first, at most `limit`.
 pub(crate) fn waiting_keys(
     connection: &Connection,
+    side: Side,
     route: Option<&str>,
     limit: i64,
 ) -> Result<Vec<WaitingKey>, StoreError> {
+    if side == Side::In {
+        return waiting_keys_in(connection, route, limit);
+    }
     // A parked row does not note when it was parked; the message's own time stands for it.
     let sql = format!(
         "with waiting as (
@@ -27,7 +31,8 @@ pub(crate) fn waiting_keys(
          select k.route, k.ordering_key,
                 case when b.route is null then 'retry' when b.seq > 0 then 'dead' else 'parked' end,
                 coalesce((select d.id from postroom_dead_letters d where d.route = b.route and d.seq = b.seq), h.id),
-                coalesce(w.messages, 0), coalesce(h.attempts, 0),
+                coalesce(w.messages, 0),
+                coalesce((select d.attempts from postroom_dead_letters d where d.route = b.route and d.seq = b.seq), h.attempts, 0),
                 ({NOW} - coalesce(b.since, h.occurred_ms)) / 1000.0,
                 case when b.route is null then max(h.due_ms - {NOW}, 0) / 1000.0 end, coalesce(b.reason, h.last_error)
            from keys k
@@ -55,6 +60,36 @@ pub(crate) fn waiting_keys(
         .map_err(|error| store_error("read the waiting keys", error))
 }
 
+/// Keys of which messages wait in inboxes because one failed.
+fn waiting_keys_in(connection: &Connection, consumer: Option<&str>, limit: i64) -> Result<Vec<WaitingKey>, StoreError> {
+    let sql = format!(
+        "select h.consumer, h.ordering_key, h.id, count(*), h.attempts,
+                ({NOW} - min(coalesce(m.received_ms, m.occurred_ms, {NOW}))) / 1000.0, max(h.due_ms - {NOW}, 0) / 1000.0, h.last_error
+           from postroom_inbox_messages h
+           join postroom_inbox_messages m
+             on m.consumer = h.consumer and m.ordering_key = h.ordering_key and m.state in ('ready', 'claimed')
+          where h.state = 'ready' and h.attempts > 0 and h.ordering_key is not null and (?1 is null or h.consumer = ?1)
+          group by h.consumer, h.ordering_key, h.id order by 6 desc limit ?2"
+    );
+    let read = |row: &Row<'_>| {
+        Ok(WaitingKey {
+            route: row.get(0)?,
+            key: row.get(1)?,
+            waits_for: WaitsFor::Retry,
+            head: row.get(2)?,
+            messages: row.get(3)?,
+            attempts: row.get(4)?,
+            since_seconds: row.get(5)?,
+            retry_in_seconds: row.get(6)?,
+            reason: row.get(7)?,
+        })
+    };
+    connection
+        .prepare(&sql)
+        .and_then(|mut statement| statement.query_map(params![consumer, limit], read)?.collect())
+        .map_err(|error| store_error("read the waiting keys", error))
+}
+
 /// Parks, unparks or skips a key of a route, with an audit row in the same transaction. False: there was nothing to do.
 pub(crate) fn act_on_key(
     connection: &mut Connection,
@@ -74,6 +109,7 @@ pub(crate) fn act_on_key(
             source: format!("there is no route {route:?}; `postroom status` lists them").into(),
         });
     }
+    let mut ids: Vec<String> = Vec::new();
     let changed = match what {
         KeyDeed::Park => {
             let sql = "insert into postroom_blocked_keys (route, ordering_key, seq, reason) values (?1, ?2, 0, ?3)
@@ -85,6 +121,12 @@ pub(crate) fn act_on_key(
             tx.execute(sql, params![route, key])
         }
         KeyDeed::Skip => {
+            let sql = "select d.id from postroom_blocked_keys b join postroom_dead_letters d on d.route = b.route and d.seq = b.seq
+                        where b.route = ?1 and b.ordering_key = ?2 and b.seq > 0";
+            ids = tx
+                .prepare(sql)
+                .and_then(|mut statement| statement.query_map([route, key], |row| row.get(0))?.collect())
+                .map_err(failed)?;
             let sql = "delete from postroom_blocked_keys where route = ?1 and ordering_key = ?2 and seq > 0";
             tx.execute(sql, params![route, key])
         }
@@ -94,7 +136,8 @@ pub(crate) fn act_on_key(
     }
     promote(&tx, route, key).map_err(failed)?;
     let conditions = serde_json::json!({ "route": route, "key": key }).to_string();
-    audit(&tx, deed, what.action(), &conditions, &[]).map_err(failed)?;
+    audit(&tx, deed, what.action(), &conditions, &ids.iter().map(String::as_str).collect::<Vec<_>>())
+        .map_err(failed)?;
     tx.commit().map_err(failed)?;
     Ok(true)
 }

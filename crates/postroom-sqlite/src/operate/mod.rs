@@ -2,14 +2,18 @@
 
 mod dead;
 mod keys;
+mod listing;
 mod prune;
+mod receptions;
 pub(crate) mod routes;
-mod status;
+pub(crate) mod status;
 mod why;
 
 pub(crate) use dead::{act_on_dead, dead_letters, dead_payload};
 pub(crate) use keys::{act_on_key, waiting_keys};
+pub(crate) use listing::{message, messages, send};
 pub(crate) use prune::prune_step;
-pub(crate) use routes::{routes, set_route};
+pub(crate) use receptions::receptions;
+pub(crate) use routes::{forget_route, routes, set_route};
 pub(crate) use status::{status, unrouted_topics};
 pub(crate) use why::whereabouts;

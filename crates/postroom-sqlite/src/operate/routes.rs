@@ -1,11 +1,13 @@
 //! What a route is: topics, order and what becomes of a key whose message is dead. The file has the say, not the relay that
 //! happens to run.
 
-use postroom::{Deed, OnDead, Order, RouteChange, RouteSettings, ShownRoute, StoreError, TopicFilter};
+use postroom::{Deed, Forgotten, OnDead, Order, RouteChange, RouteSettings, ShownRoute, StoreError, TopicFilter};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
 use crate::connect::NOW;
 use crate::connect::store_error;
+use crate::operate::dead::audit;
+use crate::operate::status::TAKES;
 
 /// Registers a route or adds to it what a relay was started with; returns what the route is now.
 pub(crate) fn register(
@@ -109,4 +111,47 @@ pub(crate) fn set_route(
     tx.execute(sql, params![deed.actor, deed.reason, noted.to_string()]).map_err(failed)?;
     tx.commit().map_err(failed)?;
     Ok(Some(now))
+}
+
+/// Removes a route that is gone for good, with an audit row in the same transaction. Refused while a relay runs it, and without
+/// `discard` while it has unsent or dead messages. Returns what it had; none: there is no such route.
+pub(crate) fn forget_route(
+    connection: &mut Connection,
+    route: &str,
+    discard: bool,
+    deed: &Deed,
+) -> Result<Option<Forgotten>, StoreError> {
+    let failed = |error| store_error("forget a route; nothing was changed", error);
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    if settings(&tx, route).map_err(failed)?.is_none() {
+        return Ok(None);
+    }
+    let sql = format!(
+        "select (select count(*) from postroom_routes r join postroom_lanes l on l.route = r.name
+                   join postroom_outbox o on o.seq > l.position_seq where r.name = ?1 and {TAKES}),
+                (select count(*) from postroom_parked p where p.route = ?1),
+                (select count(*) from postroom_dead_letters d where d.route = ?1),
+                (select count(*) from postroom_relays y where y.route = ?1 and y.expires_ms > {NOW})"
+    );
+    let (unread, parked, dead, relays): (i64, i64, i64, i64) =
+        tx.query_row(&sql, [route], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))).map_err(failed)?;
+    let done = relays == 0 && (discard || unread + parked + dead == 0);
+    if done {
+        let mut ids: Vec<String> = Vec::new();
+        for table in ["postroom_parked", "postroom_dead_letters"] {
+            let sql = format!("select id from {table} where route = ?1");
+            let mut statement = tx.prepare(&sql).map_err(failed)?;
+            let found = statement.query_map([route], |row| row.get(0)).map_err(failed)?;
+            ids.extend(found.collect::<Result<Vec<String>, _>>().map_err(failed)?);
+        }
+        let noted = serde_json::json!({ "route": route, "unread": unread }).to_string();
+        audit(&tx, deed, "route.forget", &noted, &ids.iter().map(String::as_str).collect::<Vec<_>>())
+            .map_err(failed)?;
+        for table in ["blocked_keys", "parked", "dead_letters", "relays", "lanes", "route_revisions"] {
+            tx.execute(&format!("delete from postroom_{table} where route = ?1"), [route]).map_err(failed)?;
+        }
+        tx.execute("delete from postroom_routes where name = ?1", [route]).map_err(failed)?;
+    }
+    tx.commit().map_err(failed)?;
+    Ok(Some(Forgotten { unread, unread_is_bound: false, parked, dead, relays, done }))
 }

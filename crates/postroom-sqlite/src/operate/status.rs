@@ -1,6 +1,8 @@
 //! What `postroom status` shows of a SQLite store.
 
-use postroom::{RouteStatus, StoreError, StoreStatus, UnroutedTopic};
+use postroom::{
+    InboxStatus, LinkStatus, LinkTrouble, RouteStatus, StoreError, StoreStatus, UnroutedTopic, WorkerStatus,
+};
 use rusqlite::{Connection, Row};
 
 use crate::connect::NOW;
@@ -19,45 +21,123 @@ pub(crate) fn status(connection: &Connection) -> Result<StoreStatus, StoreError>
                 (select count(*) from postroom_parked p where p.route = r.name),
                 (select count(*) from postroom_parked p where p.route = r.name and p.state = 'scheduled'),
                 (select count(*) from postroom_dead_letters d where d.route = r.name),
-                coalesce(l.owner is not null and l.expires_ms > {NOW}, 0), l.owner
+                coalesce(l.owner is not null and l.expires_ms > {NOW}, 0),
+                (select ({NOW} - min(p.occurred_ms)) / 1000.0 from postroom_parked p
+                  where p.route = r.name and p.state <> 'scheduled'),
+                (select count(*) from postroom_parked p where p.route = r.name and p.state = 'retry'),
+                (select p.last_error from postroom_parked p where p.route = r.name and p.state = 'retry' and p.last_error is not null
+                  order by p.due_ms desc limit 1)
            from postroom_routes r join postroom_lanes l on l.route = r.name order by r.name"
     );
-    let routes = connection
-        .prepare(&sql)
-        .and_then(|mut statement| {
-            statement
-                .query_map([], |row| {
-                    let held: i64 = row.get(6)?;
-                    let owner: Option<String> = row.get(7)?;
-                    Ok(RouteStatus {
-                        route: row.get(0)?,
-                        backlog: row.get(1)?,
-                        backlog_is_bound: false,
-                        oldest_unsent_seconds: row.get(2)?,
-                        oldest_unread_seconds: row.get(2)?,
-                        parked: row.get(3)?,
-                        parked_is_bound: false,
-                        scheduled: row.get(4)?,
-                        scheduled_is_bound: false,
-                        dead: row.get(5)?,
-                        dead_is_bound: false,
-                        lanes: 1,
-                        lanes_held: held,
-                        relays: owner.filter(|_| held == 1).into_iter().collect(),
-                        // A relay of this store keeps to itself how its sink stands.
-                        sinks_down: Vec::new(),
-                    })
-                })?
-                .collect::<Result<Vec<_>, _>>()
+    let relays = rows(connection, &relays_sql(), relay).map_err(failed)?;
+    let route = |row: &Row<'_>| {
+        let (name, unread, parked, scheduled): (String, i64, i64, i64) =
+            (row.get(0)?, row.get(1)?, row.get(3)?, row.get(4)?);
+        let (unread_for, parked_for): (Option<f64>, Option<f64>) = (row.get(2)?, row.get(7)?);
+        let oldest = [unread_for, parked_for].into_iter().flatten().reduce(f64::max);
+        Ok(RouteStatus {
+            backlog: unread + parked - scheduled,
+            backlog_is_bound: false,
+            oldest_unsent_seconds: oldest,
+            oldest_unread_seconds: unread_for,
+            parked,
+            parked_is_bound: false,
+            scheduled,
+            scheduled_is_bound: false,
+            retrying: row.get(8)?,
+            retrying_is_bound: false,
+            last_failure: row.get(9)?,
+            dead: row.get(5)?,
+            dead_is_bound: false,
+            lanes: 1,
+            lanes_held: row.get(6)?,
+            relays: relays.iter().filter(|(route, _)| *route == name).map(|(_, relay)| relay.clone()).collect(),
+            route: name,
         })
-        .map_err(failed)?;
+    };
     Ok(StoreStatus {
         store: "sqlite",
         schema_version: version(connection)?,
         outbox_rows: one("select count(*) from postroom_outbox")?,
         outbox_rows_is_bound: false,
-        routes,
+        routes: rows(connection, &sql, route).map_err(failed)?,
+        inboxes: rows(connection, &inboxes_sql(), inbox).map_err(failed)?,
         unrouted: unrouted_topics(connection)?,
+    })
+}
+
+fn rows<T>(
+    connection: &Connection,
+    sql: &str,
+    read: impl FnMut(&Row<'_>) -> Result<T, rusqlite::Error>,
+) -> Result<Vec<T>, rusqlite::Error> {
+    connection.prepare(sql)?.query_map([], read)?.collect()
+}
+
+/// Relays that are alive, and those that own the lane although their lease is over.
+fn relays_sql() -> String {
+    format!(
+        "select y.route, y.owner, y.expires_ms > {NOW}, ({NOW} - y.seen_ms) / 1000.0,
+                exists (select 1 from postroom_lanes l where l.route = y.route and l.owner = y.owner) as owns,
+                y.sink, y.sink_blocked, ({NOW} - y.sink_down_since_ms) / 1000.0, y.sink_error
+           from postroom_relays y where y.expires_ms > {NOW} or owns order by 1, 2 limit 1000"
+    )
+}
+
+fn relay(row: &Row<'_>) -> Result<(String, WorkerStatus), rusqlite::Error> {
+    let error: Option<String> = row.get(8)?;
+    let (blocked, since): (bool, Option<f64>) = (row.get(6)?, row.get(7)?);
+    let trouble = error.map(|error| LinkTrouble { blocked, since_seconds: since.unwrap_or_default(), error });
+    let worker = WorkerStatus {
+        name: row.get(1)?,
+        alive: row.get(2)?,
+        seen_seconds_ago: row.get(3)?,
+        lanes: row.get(4)?,
+        link: LinkStatus { name: row.get(5)?, trouble },
+    };
+    Ok((row.get(0)?, worker))
+}
+
+fn inboxes_sql() -> String {
+    format!(
+        "with consumers as (select consumer from postroom_inbox union select consumer from postroom_inbox_messages
+                            union select consumer from postroom_dead_consume union select consumer from postroom_inbox_fillers)
+         select c.consumer, count(m.id), coalesce(sum(m.state = 'ready' and m.attempts > 0), 0),
+                ({NOW} - min(coalesce(m.received_ms, m.occurred_ms))) / 1000.0,
+                (select count(*) from postroom_dead_consume d where d.consumer = c.consumer),
+                f.owner, coalesce(f.expires_ms > {NOW}, 0), ({NOW} - (f.expires_ms - f.lease_ms)) / 1000.0,
+                f.source, ({NOW} - f.source_down_ms) / 1000.0, f.source_error,
+                (select e.last_error from postroom_inbox_messages e
+                  where e.consumer = c.consumer and e.attempts > 0 and e.last_error is not null order by e.due_ms desc limit 1)
+           from consumers c
+           left join postroom_inbox_messages m on m.consumer = c.consumer
+           left join postroom_inbox_fillers f on f.consumer = c.consumer
+          group by c.consumer order by c.consumer"
+    )
+}
+
+fn inbox(row: &Row<'_>) -> Result<InboxStatus, rusqlite::Error> {
+    let (alive, since, error): (bool, Option<f64>, Option<String>) = (row.get(6)?, row.get(9)?, row.get(10)?);
+    let trouble = error.map(|error| LinkTrouble { blocked: false, since_seconds: since.unwrap_or_default(), error });
+    let link = LinkStatus { name: row.get(8)?, trouble };
+    let seen_seconds_ago = row.get(7)?;
+    let filler = row.get::<_, Option<String>>(5)?.map(|name| WorkerStatus {
+        name,
+        alive,
+        seen_seconds_ago,
+        lanes: i64::from(alive),
+        link,
+    });
+    Ok(InboxStatus {
+        consumer: row.get(0)?,
+        waiting: row.get(1)?,
+        retrying: row.get(2)?,
+        waiting_is_bound: false,
+        last_failure: row.get(11)?,
+        oldest_seconds: row.get(3)?,
+        dead: row.get(4)?,
+        dead_is_bound: false,
+        filler,
     })
 }
 
@@ -78,7 +158,7 @@ pub(crate) fn unrouted_topics(connection: &Connection) -> Result<Vec<UnroutedTop
 }
 
 /// Whether the route `r` takes the topic of `o`; patterns are kept as a JSON array.
-const TAKES: &str = "exists (
+pub(crate) const TAKES: &str = "exists (
     select 1 from json_each(r.topics) t
      where o.topic = t.value
         or (substr(t.value, -1) = '*' and substr(o.topic, 1, length(t.value) - 1) = substr(t.value, 1, length(t.value) - 1)))";

@@ -23,9 +23,15 @@ pub(crate) fn whereabouts(connection: &Connection, id: MessageId) -> Result<Vec<
                                and substr(f.topic, 1, length(t.value) - 1) = substr(t.value, 1, length(t.value) - 1))),
                 (select a.actor || ': ' || a.reason from postroom_audit a, json_each(a.message_ids) i
                   where a.action = 'dead.discard' and replace(lower(i.value), '-', '') = ?1
-                    and coalesce(json_extract(a.filter, '$.route'), r.name) = r.name
-                  order by a.rowid desc limit 1)
+                    and (json_extract(a.filter, '$.route') = r.name or (json_extract(a.filter, '$.route') is null
+                         and not exists (select 1 from postroom_routes s where s.name <> r.name)))
+                  order by a.rowid desc limit 1),
+                exists (select 1 from postroom_audit a, json_each(a.message_ids) i
+                         where a.action = 'dead.discard' and replace(lower(i.value), '-', '') = ?1
+                           and json_extract(a.filter, '$.route') is null),
+                y.sink_error, y.sink_blocked, ({NOW} - y.sink_down_since_ms) / 1000.0
            from found f join postroom_routes r join postroom_lanes l on l.route = r.name
+           left join postroom_relays y on y.route = r.name and y.owner = l.owner
            left join postroom_parked p on p.route = r.name and p.seq = f.seq
            left join postroom_dead_letters d on d.route = r.name and d.seq = f.seq
           order by r.name"
@@ -55,7 +61,7 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
         (attempts, history) = (row.get(4)?, read(row.get(7)?));
         let behind: Option<String> = row.get(15)?;
         match behind {
-            Some(head) => because.push(format!("it queues up behind message {head} of its key")),
+            Some(head) => because.push(format!("it waits behind message {head} of its key")),
             None => because.push(format!("it is due in {:.1} s", row.get::<_, f64>(6)?)),
         }
         because.extend(row.get::<_, Option<String>>(5)?.map(|error| format!("its last error: {error}")));
@@ -71,11 +77,21 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
     } else if !row.get::<_, bool>(16)? {
         because.push("the route does not take its topic".to_owned());
         Place::NotTaken
+    } else if row.get::<_, bool>(2)? && row.get::<_, bool>(18)? {
+        because.push(
+            "the broker confirmed it, or it was dead on this route and an operator discarded it (see the audit table)"
+                .to_owned(),
+        );
+        Place::Passed
     } else if row.get::<_, bool>(2)? {
         because.push("the broker confirmed it".to_owned());
         Place::Acked
     } else {
-        because.push(format!("{} messages are before it", row.get::<_, i64>(14)?));
+        because.push(match row.get::<_, i64>(14)? {
+            0 => "it is the next one, or in a relay's hands".to_owned(),
+            1 => "1 message is before it".to_owned(),
+            before => format!("{before} messages are before it"),
+        });
         Place::Waiting
     };
     if matches!(state, Place::Waiting | Place::Retry | Place::Queued | Place::Scheduled | Place::Blocked) {
@@ -84,6 +100,11 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
             Some(owner) => format!("relay {owner} holds its lane"),
             None => "no relay holds its lane: start one with `postroom run`".to_owned(),
         });
+        if let (Some(error), Some(_)) = (row.get::<_, Option<String>>(19)?, row.get::<_, Option<String>>(13)?) {
+            let what = if row.get::<_, Option<bool>>(20)? == Some(true) { "takes nothing" } else { "has been down" };
+            let since = row.get::<_, Option<f64>>(21)?.unwrap_or_default();
+            because.push(format!("that relay's sink {what} for {since:.1} s: {error}"));
+        }
     }
     Ok(Whereabouts { route: row.get(0)?, state, key: row.get(1)?, attempts, because, history })
 }

@@ -4,6 +4,9 @@ use std::time::SystemTime;
 
 use postroom::{EnqueueError, Message, MessageSpan, Step};
 
+/// The index that refuses a second message of one id; SQLite names it in the error.
+pub(crate) const ID_INDEX: &str = "postroom_outbox_id";
+
 /// One row; the database's clock where no time is given.
 pub(crate) const ENQUEUE_SQL: &str = "
 insert into postroom_outbox (id, topic, type, payload, key, routing_key, content_type, headers, tenant_id, aggregate_type,

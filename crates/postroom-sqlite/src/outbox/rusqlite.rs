@@ -4,7 +4,7 @@ use postroom::{EnqueueError, Message};
 use rusqlite::{Connection, ErrorCode, Transaction, params};
 
 use crate::Sqlite;
-use crate::outbox::columns::{ENQUEUE_SQL, stamped};
+use crate::outbox::columns::{ENQUEUE_SQL, ID_INDEX, stamped};
 
 impl Sqlite {
     /// Writes `messages` into the caller's transaction, in their order. Blocks, as rusqlite does; takes a transaction and
@@ -45,7 +45,7 @@ pub(crate) fn enqueue(tx: &Connection, messages: &[Message]) -> Result<(), Enque
 
 fn refused(message: &Message, error: rusqlite::Error) -> EnqueueError {
     let text = error.to_string();
-    if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) && text.contains("postroom_outbox.id") {
+    if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) && text.contains(ID_INDEX) {
         EnqueueError::AlreadyEnqueued { id: message.id.to_string(), source: error.into() }
     } else {
         EnqueueError::Store(error.into())

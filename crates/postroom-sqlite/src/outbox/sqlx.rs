@@ -5,7 +5,7 @@ use postroom::{Admission, Consumer, EnqueueError, Inbox, Message, MessageId, Out
 use sqlx::Transaction;
 
 use crate::Sqlite;
-use crate::outbox::columns::{ADMIT_SQL, ENQUEUE_SQL, stamped};
+use crate::outbox::columns::{ADMIT_SQL, ENQUEUE_SQL, ID_INDEX, stamped};
 
 #[async_trait]
 impl<'t> Outbox<Transaction<'t, sqlx::Sqlite>> for Sqlite {
@@ -55,9 +55,8 @@ impl<'t> Inbox<Transaction<'t, sqlx::Sqlite>> for Sqlite {
 }
 
 fn refused(message: &Message, error: sqlx::Error) -> EnqueueError {
-    let written_before = error
-        .as_database_error()
-        .is_some_and(|db| db.is_unique_violation() && db.message().contains("postroom_outbox.id"));
+    let written_before =
+        error.as_database_error().is_some_and(|db| db.is_unique_violation() && db.message().contains(ID_INDEX));
     if written_before {
         EnqueueError::AlreadyEnqueued { id: message.id.to_string(), source: error.into() }
     } else {

@@ -324,7 +324,7 @@ pub async fn one_filler_at_a_time<F: Inbox>(inbox: F) {
     let seen = seen.expect("there is one");
     assert_eq!((seen.owner.as_deref(), seen.epoch, seen.free), (Some("first"), first.epoch, false));
     let held = committed!(session, F::Store, |tx| {
-        F::Store::renew_inbox(&mut tx, &consumer, &first, LEASE).await.expect("renew")
+        F::Store::renew_inbox(&mut tx, &consumer, &first, LEASE, &Default::default()).await.expect("renew")
     });
     assert!(held);
     let over = committed!(session, F::Store, |tx| {
@@ -340,7 +340,7 @@ pub async fn one_filler_at_a_time<F: Inbox>(inbox: F) {
     committed!(session, F::Store, |tx| {
         assert!(!F::Store::fence_inbox(&mut tx, &consumer, &first).await.expect("the fence"), "I9");
         assert!(F::Store::fence_inbox(&mut tx, &consumer, &second).await.expect("the fence"));
-        assert!(!F::Store::renew_inbox(&mut tx, &consumer, &first, LEASE).await.expect("renew"));
+        assert!(!F::Store::renew_inbox(&mut tx, &consumer, &first, LEASE, &Default::default()).await.expect("renew"));
         F::Store::leave_inbox(&mut tx, &consumer, &first).await.expect("leave");
         assert!(F::Store::fence_inbox(&mut tx, &consumer, &second).await.expect("the fence"), "that changed nothing");
         F::Store::leave_inbox(&mut tx, &consumer, &second).await.expect("leave");

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    Cause, DeadDeed, DeadFilter, Deed, KeyDeed, MessageId, OnDead, Operator, Order, Outcome, Place, Route, RouteChange,
-    Side, Source, TopicFilter, WaitsFor,
+    Cause, DeadDeed, DeadFilter, Deed, KeyDeed, ListedPlace, MessageFilter, MessageId, OnDead, Operator, Order,
+    Outcome, Place, Report, Route, RouteChange, Side, Source, TopicFilter, WaitsFor,
 };
 
 use super::source::{Outbox, claim_all, dead, drain, holding, ids, ids_of, message, renew, retry, route, settle};
@@ -44,6 +44,10 @@ macro_rules! operator_conforms {
             the_inbox_is_not_pruned_below_its_horizon
             topics_that_no_route_takes_are_named
             a_message_is_called_acked_only_where_that_is_known
+            sinks_are_shown_as_their_relays_said
+            messages_are_listed_by_each_condition
+            a_message_is_shown_with_everything_that_is_stored
+            a_route_that_is_gone_is_forgotten_and_nothing_of_it_by_mistake
         );
     };
 }
@@ -81,7 +85,7 @@ pub async fn a_store_that_nobody_used_is_shown_as_such<F: Operated>(store: F) {
     let status = operator.status().await.expect("status");
     assert!(status.schema_version > 0 && status.routes.is_empty() && status.outbox_rows == 0, "{status:?}");
     assert!(operator.routes().await.expect("routes").is_empty());
-    assert!(operator.waiting_keys(None, 10).await.expect("keys").is_empty());
+    assert!(operator.waiting_keys(postroom::Side::Out, None, 10).await.expect("keys").is_empty());
     assert!(operator.whereabouts(MessageId::new()).await.expect("whereabouts").is_empty());
     for side in [Side::Out, Side::In] {
         assert!(operator.dead_letters(side, &DeadFilter::default(), 10).await.expect("dead letters").is_empty());
@@ -99,7 +103,9 @@ pub async fn what_waits_is_counted_and_found<F: Operated>(store: F) {
     let route = &status.routes[0];
     assert_eq!((route.backlog, route.parked, route.dead, route.lanes), (4, 0, 0, route.lanes_held));
     assert!(route.oldest_unsent_seconds.is_some());
-    assert_eq!(route.relays, ["relay"]);
+    let [relay] = route.relays.as_slice() else { panic!("{:?}", route.relays) };
+    assert_eq!((relay.name.as_str(), relay.alive, relay.lanes), ("relay", true, route.lanes));
+    assert!(relay.seen_seconds_ago.is_some() && relay.link.trouble.is_none(), "{relay:?}");
     for message in &messages {
         assert_eq!(places(&store, message.id).await, [Place::Waiting]);
     }
@@ -114,7 +120,10 @@ pub async fn what_waits_is_counted_and_found<F: Operated>(store: F) {
     written(&source).await;
     let status = store.operator().status().await.expect("status");
     let route = &status.routes[0];
-    assert_eq!((route.backlog, route.parked, route.scheduled, route.dead), (0, 2, 1, 1));
+    // What is parked and not delayed is unsent too.
+    assert_eq!((route.backlog, route.parked, route.scheduled, route.dead), (1, 2, 1, 1));
+    assert_eq!((route.retrying, route.last_failure.as_deref()), (1, Some("the broker said no")));
+    assert!(route.oldest_unsent_seconds.is_some() && route.oldest_unread_seconds.is_none(), "{route:?}");
     for (message, place) in messages.iter().zip([Place::Acked, Place::Retry, Place::Scheduled, Place::Dead]) {
         assert_eq!(places(&store, message.id).await, [place]);
     }
@@ -142,7 +151,7 @@ pub async fn a_key_waits_for_its_retry_and_is_listed<F: Operated>(store: F) {
     };
     settle(&source, out.iter().map(|delivery| (delivery.token, outcome(delivery.message.id)))).await;
     for route in [None, Some("orders")] {
-        let keys = store.operator().waiting_keys(route, 10).await.expect("keys");
+        let keys = store.operator().waiting_keys(postroom::Side::Out, route, 10).await.expect("keys");
         assert_eq!(keys.len(), 1, "{keys:?}");
         let key = &keys[0];
         assert_eq!((key.route.as_str(), key.key.as_str(), key.waits_for), ("orders", "a", WaitsFor::Retry));
@@ -150,7 +159,7 @@ pub async fn a_key_waits_for_its_retry_and_is_listed<F: Operated>(store: F) {
         assert!(key.retry_in_seconds.is_some_and(|seconds| seconds > 3000.0), "{key:?}");
         assert_eq!(key.reason.as_deref(), Some("the broker said no"));
     }
-    assert!(store.operator().waiting_keys(Some("other"), 10).await.expect("keys").is_empty());
+    assert!(store.operator().waiting_keys(postroom::Side::Out, Some("other"), 10).await.expect("keys").is_empty());
     assert_eq!(places(&store, messages[1].id).await, [Place::Queued]);
 }
 
@@ -173,7 +182,7 @@ pub async fn a_parked_key_sends_nothing_until_it_is_unparked<F: Operated>(store:
     assert_eq!(free, [messages[2].id]);
     store.make_due().await;
     assert_eq!(drain(&source).await, []);
-    let keys = operator.waiting_keys(None, 10).await.expect("keys");
+    let keys = operator.waiting_keys(postroom::Side::Out, None, 10).await.expect("keys");
     assert_eq!((keys[0].waits_for, keys[0].messages, keys[0].retry_in_seconds), (WaitsFor::Parked, 2, None));
     assert_eq!(keys[0].reason.as_deref(), Some("ticket 7"));
     assert_eq!(places(&store, messages[0].id).await, [Place::Blocked]);
@@ -192,7 +201,7 @@ pub async fn a_blocked_key_goes_on_without_its_dead_message_when_it_is_skipped<F
     let source = store.open(&route, "relay").await;
     renew(&source).await;
     let messages = one_dead(&store, &source, true).await;
-    let keys = store.operator().waiting_keys(None, 10).await.expect("keys");
+    let keys = store.operator().waiting_keys(postroom::Side::Out, None, 10).await.expect("keys");
     assert_eq!((keys[0].waits_for, keys[0].messages), (WaitsFor::Dead, 2));
     assert_eq!(keys[0].head, Some(messages[0].id.to_string()));
     assert_eq!(drain(&source).await, []);
@@ -261,7 +270,11 @@ pub async fn what_is_retried_goes_out_again_in_front_of_its_key<F: Operated>(sto
     renew(&source).await;
     let messages = one_dead(&store, &source, true).await;
     let filter = DeadFilter { id: Some(messages[0].id), ..DeadFilter::default() };
-    let done = store.operator().act_on_dead(DeadDeed::Retry, Side::Out, &filter, 10, &deed()).await.expect("retry");
+    let done = store
+        .operator()
+        .act_on_dead(DeadDeed::Retry, Side::Out, &filter, 10, &deed(), &mut |_| ())
+        .await
+        .expect("retry");
     assert_eq!(done.iter().map(|letter| letter.id.clone()).collect::<Vec<_>>(), [messages[0].id.to_string()]);
     store.make_due().await;
     let first = claim_all(&source).await;
@@ -270,7 +283,11 @@ pub async fn what_is_retried_goes_out_again_in_front_of_its_key<F: Operated>(sto
     let mut out = ids(&first);
     out.extend(drain(&source).await);
     assert_eq!(out, ids_of(&messages), "I4");
-    let again = store.operator().act_on_dead(DeadDeed::Retry, Side::Out, &filter, 10, &deed()).await.expect("retry");
+    let again = store
+        .operator()
+        .act_on_dead(DeadDeed::Retry, Side::Out, &filter, 10, &deed(), &mut |_| ())
+        .await
+        .expect("retry");
     assert!(again.is_empty(), "it is dead no more");
     let row = ("ann".to_owned(), "dead.retry".to_owned(), "ticket 7".to_owned(), 1);
     assert_eq!(store.audit().await, [row]);
@@ -281,7 +298,11 @@ pub async fn what_is_discarded_never_comes_back<F: Operated>(store: F) {
     renew(&source).await;
     let messages = one_dead(&store, &source, true).await;
     let all = DeadFilter::default();
-    let done = store.operator().act_on_dead(DeadDeed::Discard, Side::Out, &all, 10, &deed()).await.expect("discard");
+    let done = store
+        .operator()
+        .act_on_dead(DeadDeed::Discard, Side::Out, &all, 10, &deed(), &mut |_| ())
+        .await
+        .expect("discard");
     assert_eq!(done.len(), 1);
     store.make_due().await;
     assert_eq!(drain(&source).await, ids_of(&messages[1..]), "its key goes on");
@@ -301,13 +322,21 @@ pub async fn a_letter_that_the_position_has_not_passed_is_not_discarded<F: Opera
     // The first is open, so no position passes the second.
     settle(&source, [(out[1].token, dead(false))]).await;
     let all = DeadFilter::default();
-    let done = store.operator().act_on_dead(DeadDeed::Discard, Side::Out, &all, 10, &deed()).await.expect("discard");
+    let done = store
+        .operator()
+        .act_on_dead(DeadDeed::Discard, Side::Out, &all, 10, &deed(), &mut |_| ())
+        .await
+        .expect("discard");
     assert!(done.is_empty(), "{done:?}");
     assert_eq!(store.operator().dead_letters(Side::Out, &all, 10).await.expect("dead letters").len(), 1);
     assert!(store.audit().await.is_empty());
     settle(&source, [(out[0].token, Outcome::Done)]).await;
     written(&source).await;
-    let done = store.operator().act_on_dead(DeadDeed::Discard, Side::Out, &all, 10, &deed()).await.expect("discard");
+    let done = store
+        .operator()
+        .act_on_dead(DeadDeed::Discard, Side::Out, &all, 10, &deed(), &mut |_| ())
+        .await
+        .expect("discard");
     assert_eq!(done.len(), 1);
 }
 
@@ -340,7 +369,10 @@ pub async fn what_cannot_be_done_changes_nothing_and_leaves_no_audit_row<F: Oper
     assert!(!error.is_transient());
     let _source = holding(&store, "relay").await;
     for (what, side) in [(DeadDeed::Retry, Side::Out), (DeadDeed::Discard, Side::In)] {
-        let done = operator.act_on_dead(what, side, &DeadFilter::default(), 10, &deed()).await.expect("nothing to do");
+        let done = operator
+            .act_on_dead(what, side, &DeadFilter::default(), 10, &deed(), &mut |_| ())
+            .await
+            .expect("nothing to do");
         assert!(done.is_empty());
     }
     assert!(store.audit().await.is_empty());
@@ -392,10 +424,137 @@ pub async fn a_message_is_called_acked_only_where_that_is_known<F: Operated>(sto
     settle(&source, settlements).await;
     written(&source).await;
     let all = DeadFilter::default();
-    store.operator().act_on_dead(DeadDeed::Discard, Side::Out, &all, 10, &deed()).await.expect("discard");
+    store.operator().act_on_dead(DeadDeed::Discard, Side::Out, &all, 10, &deed(), &mut |_| ()).await.expect("discard");
     assert_eq!(places(&store, sent.id).await, [Place::Acked]);
     assert_eq!(places(&store, discarded.id).await, [Place::Discarded]);
     let why = store.operator().whereabouts(discarded.id).await.expect("look")[0].because.join(" ");
     assert!(why.contains("ann") && why.contains("ticket 7"), "{why}");
     assert_eq!(places(&store, other.id).await, [Place::NotTaken]);
+    // The audit row names no route: with a second one nobody knows on which of them the message was dead.
+    let second = store.open(&Route { name: "second".to_owned(), ..route() }, "second").await;
+    renew(&second).await;
+    drain(&second).await;
+    written(&second).await;
+    assert_eq!(places(&store, discarded.id).await, [Place::Passed, Place::Passed]);
+    assert_eq!(places(&store, sent.id).await, [Place::Acked, Place::Acked]);
+}
+
+pub async fn sinks_are_shown_as_their_relays_said<F: Operated>(store: F) {
+    let source = holding(&store, "host/7/0199c9a2-7d2e-7bd0-a8d2-0b6d9c1c9a01").await;
+    let relay = async || store.operator().status().await.expect("status").routes[0].relays[0].clone();
+    let sink = Some("rabbitmq amqp://broker".to_owned());
+    let down = Report { sink: sink.clone(), sink_down: Some("connection refused".to_owned()), ..Report::default() };
+    source.renew(&down).await.expect("renew");
+    let shown = relay().await;
+    assert_eq!((shown.short_name(), &shown.link.name), ("host/7", &sink));
+    let trouble = shown.link.trouble.expect("trouble");
+    assert_eq!((trouble.blocked, trouble.error.as_str()), (false, "connection refused"));
+    let blocked = Report { sink: sink.clone(), sink_blocked: Some("an alarm".to_owned()), ..Report::default() };
+    source.renew(&blocked).await.expect("renew");
+    let trouble = relay().await.link.trouble.expect("trouble");
+    assert_eq!((trouble.blocked, trouble.error.as_str()), (true, "an alarm"));
+    source.renew(&Report { sink, ..Report::default() }).await.expect("renew");
+    assert_eq!(relay().await.link.trouble, None);
+    source.release().await.expect("release");
+    assert!(store.operator().status().await.expect("status").routes[0].relays.is_empty());
+}
+
+pub async fn messages_are_listed_by_each_condition<F: Operated>(store: F) {
+    let source = holding(&store, "relay").await;
+    let messages =
+        [message("a"), message("b"), message("c").delay(Duration::from_secs(3600)), message("d"), message("b")];
+    store.commit(&messages).await;
+    let out = claim_all(&source).await;
+    let outcome = |id: MessageId| match id {
+        id if id == messages[0].id => Outcome::Done,
+        id if id == messages[1].id => retry(2),
+        id if id == messages[2].id => Outcome::Schedule,
+        id if id == messages[3].id => dead(false),
+        _ => Outcome::Queue,
+    };
+    settle(&source, out.iter().map(|delivery| (delivery.token, outcome(delivery.message.id)))).await;
+    written(&source).await;
+    let unread = message("e");
+    store.commit(std::slice::from_ref(&unread)).await;
+    let other = postroom::Message::new("nobody.takes.it", "k", "x");
+    let find = async |filter: MessageFilter| {
+        let listed = store.operator().messages(&filter, 100).await.expect("messages");
+        assert!(!listed.cut, "{listed:?}");
+        let mut found: Vec<(String, ListedPlace)> =
+            listed.messages.into_iter().map(|message| (message.id, message.state)).collect();
+        found.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        found
+    };
+    let none = MessageFilter::default;
+    let mut all: Vec<(String, ListedPlace)> = [
+        (&messages[0], ListedPlace::Done),
+        (&messages[1], ListedPlace::Retry),
+        (&messages[2], ListedPlace::Scheduled),
+        (&messages[3], ListedPlace::Dead),
+        (&messages[4], ListedPlace::Queued),
+        (&unread, ListedPlace::Waiting),
+    ]
+    .map(|(message, place)| (message.id.to_string(), place))
+    .into();
+    all.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    assert_eq!(find(none()).await, all);
+    for (id, place) in &all {
+        let found = find(MessageFilter { place: Some(*place), ..none() }).await;
+        assert_eq!(found, [(id.clone(), *place)]);
+    }
+    let of_key = find(MessageFilter { key: Some("b".to_owned()), ..none() }).await;
+    assert_eq!(of_key.len(), 2, "{of_key:?}");
+    assert_eq!(find(MessageFilter { topic: Some("orders".to_owned()), ..none() }).await.len(), 6);
+    for filter in [
+        MessageFilter { topic: Some(other.topic.clone()), ..none() },
+        MessageFilter { route: Some("other".to_owned()), ..none() },
+        MessageFilter { older_than: Some(Duration::from_secs(3600)), ..none() },
+    ] {
+        assert_eq!(find(filter.clone()).await, [], "{filter:?}");
+    }
+    let recent = MessageFilter { newer_than: Some(Duration::from_secs(3600)), ..none() };
+    assert_eq!(find(recent).await.len(), 6);
+    let cut = store.operator().messages(&none(), 2).await.expect("messages");
+    assert_eq!((cut.messages.len(), cut.cut), (2, true));
+    assert_eq!(cut.messages[0].id, unread.id.to_string(), "the newest first");
+}
+
+pub async fn a_message_is_shown_with_everything_that_is_stored<F: Operated>(store: F) {
+    let mut message = message("a").tenant("t-1").aggregate("order", "o-1", 3).header("h", "v").routing_key("r.k");
+    message.payload = vec![0, 0xff].into();
+    store.commit(std::slice::from_ref(&message)).await;
+    let shown = store.operator().message(message.id).await.expect("a message").expect("it is stored");
+    assert_eq!((shown.id.as_str(), shown.topic.as_str()), (message.id.to_string().as_str(), "orders"));
+    assert_eq!((shown.key.as_deref(), shown.routing_key.as_deref()), (Some("a"), Some("r.k")));
+    assert_eq!((shown.headers["h"].as_str(), shown.payload), ("v", vec![0, 0xff]));
+    assert_eq!((shown.tenant_id.as_deref(), shown.aggregate_version), (Some("t-1"), Some(3)));
+    assert_eq!(shown.found_in, "outbox");
+    assert_eq!(store.operator().message(MessageId::new()).await.expect("a look"), None);
+}
+
+/// I6, I13.
+pub async fn a_route_that_is_gone_is_forgotten_and_nothing_of_it_by_mistake<F: Operated>(store: F) {
+    let operator = store.operator();
+    let forget = async |discard| operator.forget_route("orders", discard, &deed()).await.expect("forget");
+    assert_eq!(forget(true).await, None, "it never ran");
+    let source = holding(&store, "relay").await;
+    one_dead(&store, &source, false).await;
+    let unread = message("z");
+    store.commit(std::slice::from_ref(&unread)).await;
+    let running = forget(true).await.expect("a route");
+    assert_eq!((running.done, running.relays), (false, 1), "a relay runs it");
+    source.release().await.expect("release");
+    let kept = forget(false).await.expect("a route");
+    assert_eq!((kept.done, kept.unread, kept.parked, kept.dead, kept.relays), (false, 1, 0, 1, 0));
+    assert_eq!(operator.routes().await.expect("routes").len(), 1);
+    assert!(store.audit().await.is_empty(), "nothing was changed");
+    let gone = forget(true).await.expect("a route");
+    assert!(gone.done && gone.dead == 1, "{gone:?}");
+    assert!(operator.routes().await.expect("routes").is_empty());
+    assert!(operator.dead_letters(Side::Out, &DeadFilter::default(), 10).await.expect("dead letters").is_empty());
+    let row = ("ann".to_owned(), "route.forget".to_owned(), "ticket 7".to_owned(), 1);
+    assert_eq!(store.audit().await, [row], "the ids of what was deleted");
+    // One of the same name begins anew, with what is left.
+    let again = holding(&store, "again").await;
+    assert!(drain(&again).await.contains(&unread.id));
 }

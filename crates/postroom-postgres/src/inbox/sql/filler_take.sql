@@ -9,7 +9,8 @@ with seen as materialized (
 )
 update postroom.inbox_fillers f
    set owner = $2, epoch = f.epoch + 1, lease_ms = $3::bigint,
-       expires_at = clock_timestamp() + $3::float8 * interval '1 millisecond'
+       expires_at = clock_timestamp() + $3::float8 * interval '1 millisecond',
+       source = null, source_down_since = null, source_error = null
   from seen
  where f.consumer = seen.consumer
 returning f.epoch

@@ -431,10 +431,11 @@ impl Source for LogSource {
             .call_within(self.route.lease / 2, generation, "renew the lease", async |session| {
                 let statement = session.prepared(include_str!("../sql/renew.sql")).await?;
                 let (route, owner) = (&self.route.name, &self.owner);
-                let Report { sink_down, sink_blocked, survived } = report;
+                let Report { sink, sink_down, sink_blocked, survived } = report;
                 let trouble = sink_down.as_ref().or(sink_blocked.as_ref());
-                let parameters: [&(dyn ToSql + Sync); 8] =
-                    [route, owner, &lanes, &epochs, &lease_ms, &trouble, survived, &seen.silent];
+                let blocked = sink_down.is_none() && sink_blocked.is_some();
+                let parameters: [&(dyn ToSql + Sync); 10] =
+                    [route, owner, &lanes, &epochs, &lease_ms, &trouble, survived, &seen.silent, sink, &blocked];
                 session.client.query(&statement, &parameters).await
             })
             .await?;

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use postroom::{Route, StartAt, StoreError};
+use postroom::{Needs, Route, StartAt, StoreError};
 use tokio_postgres::types::ToSql;
 
 use super::LogSource;
@@ -13,6 +13,7 @@ use crate::connect::behind_a_pooler;
 use crate::database::RepairPause;
 use crate::log::watch::Seen;
 use crate::migrate::schema_version;
+use crate::operate::rights::missing_grants;
 
 /// After a try to put positions right that met an open transaction.
 const MEND_AGAIN: Duration = Duration::from_secs(10);
@@ -25,14 +26,32 @@ impl LogSource {
     /// Looks at the schema and registers the route.
     pub(super) async fn register(&self) -> Result<(), StoreError> {
         let generation = self.links.server.generation();
-        let (version, missing, cache) = self
+        let lacking = self
+            .links
+            .writes
+            .call(generation, "look at the rights of this role", async |session| {
+                missing_grants(&session.client, Needs { relay: true, filler: false }).await
+            })
+            .await?;
+        if !lacking.is_empty() {
+            let grants = lacking.join("; ");
+            return Err(StoreError::Refused {
+                what: "work as a relay",
+                source: format!("its role lacks rights; run as the owner of the schema: {grants};").into(),
+            });
+        }
+        let (version, missing, cache, oldest) = self
             .links
             .writes
             .call(generation, "look at the schema", async |session| {
-                let sql = "select (select max(number) from postroom.migrations), postroom.missing_indexes(), s.seqcache
+                // As JSON: an older schema has no such column, and is told as what it is.
+                let sql =
+                    "select (select max(number) from postroom.migrations), postroom.missing_indexes(), s.seqcache,
+                                  (select (to_jsonb(t) ->> 'oldest_program')::int from postroom.settings t)
                              from pg_sequence s where s.seqrelid = 'postroom.outbox_seq_seq'::regclass";
                 let row = session.client.query_one(sql, &[]).await?;
-                Ok((row.get::<_, Option<i32>>(0), row.get::<_, Vec<String>>(1), row.get::<_, i64>(2)))
+                let (version, missing) = (row.get::<_, Option<i32>>(0), row.get::<_, Vec<String>>(1));
+                Ok((version, missing, row.get::<_, i64>(2), row.get::<_, Option<i32>>(3)))
             })
             .await?;
         let version = version.unwrap_or_default();
@@ -40,6 +59,15 @@ impl LogSource {
             return Err(StoreError::Schema {
                 problem: format!("it is at version {version}, and this program needs version {}", schema_version()),
                 hint: "run `postroom migrate` on this database",
+            });
+        }
+        if let Some(oldest) = oldest.filter(|oldest| *oldest > schema_version()) {
+            let known = schema_version();
+            return Err(StoreError::Schema {
+                problem: format!(
+                    "it is at version {version} and works with programs that know version {oldest} or newer; this one knows {known}"
+                ),
+                hint: "use a newer postroom",
             });
         }
         if !missing.is_empty() {

@@ -2,18 +2,20 @@
 -- ours under an epoch that we no longer know, with a new epoch, up to its share: lanes divided by relays, rounded up.
 -- Time is the database's. $1 route, $2 owner, $5 lease in milliseconds, $6 why the sink is down or null, $7 whether what
 -- killed earlier relays is behind us, $8 relays that were silent for a lease as this one saw it: their lanes are taken although
--- the database's clock, which may have gone back, says that their leases run. A takeover from a dead owner counts as a death
+-- the database's clock, which may have gone back, says that their leases run, $9 what it publishes to, $10 whether that is blocked
+-- rather than down. A takeover from a dead owner counts as a death
 -- only if it may have had something of the lane in flight: one that died idle died over nothing. The first row has lane -1 and
 -- the share as epoch.
 -- Nothing is kept or taken of tables that were restored meanwhile: at_home().
 -- A recording transaction holds `for key share` on its lanes (lock_lanes.sql): it does not hold up our own renewal
 -- (`no key update`), but a takeover (`update`) passes it by and comes again.
 with present as (
-    insert into postroom.relays as r (route, owner, expires_at, lease_ms, sink_down_since, sink_error)
+    insert into postroom.relays as r (route, owner, expires_at, lease_ms, sink_down_since, sink_error, sink, sink_blocked)
     values ($1, $2, clock_timestamp() + $5::bigint * interval '1 millisecond', $5::bigint,
-            case when $6::text is not null then clock_timestamp() end, $6)
+            case when $6::text is not null then clock_timestamp() end, $6, $9, $10)
         on conflict (route, owner) do update
            set expires_at = excluded.expires_at, lease_ms = excluded.lease_ms, sink_error = excluded.sink_error,
+               sink = excluded.sink, sink_blocked = excluded.sink_blocked,
                sink_down_since = case when excluded.sink_error is not null
                                       then coalesce(r.sink_down_since, excluded.sink_down_since) end
     returning 1

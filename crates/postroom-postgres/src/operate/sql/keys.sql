@@ -15,7 +15,8 @@ blocked as (
 select coalesce(w.route, b.route), coalesce(w.ordering_key, b.ordering_key),
        case when b.route is null then 'retry' when b.by_dead then 'dead' else 'parked' end,
        coalesce((select d.id from postroom.dead_letters d where d.route = b.route and d.seq = b.seq), h.id)::text,
-       coalesce(w.messages, 0), coalesce(h.attempts, 0)::bigint,
+       coalesce(w.messages, 0),
+       coalesce((select d.attempts from postroom.dead_letters d where d.route = b.route and d.seq = b.seq), h.attempts, 0)::bigint,
        extract(epoch from clock_timestamp() - least(w.since, b.since))::float8,
        case when b.route is null then greatest(extract(epoch from h.due_at - clock_timestamp()), 0)::float8 end,
        coalesce(b.reason, h.last_error)

@@ -1,17 +1,17 @@
 -- What each route has left, by the same rule as the relay's read. Bounded in all: $1 rows of the outbox are looked at over all lanes,
 -- and $2 parked and dead ones over all routes, each with a share that is at least 50 a lane and 1,000 a route. What is cut is a lower
--- bound and says so. The oldest is the oldest of those looked at: fresh rows come in their order.
+-- bound and says so. The oldest is the oldest of those looked at: fresh rows come in their order, and so do the first 1,000 parked ones.
 with share as (
     select greatest(50, $1::bigint / greatest((select count(*) from postroom.lanes), 1)) as lane,
            greatest(1000, $2::bigint / greatest((select count(*) from postroom.routes), 1)) as route
 )
-select r.name, b.backlog, b.cut, b.oldest, p.parked, p.parked >= s.route, q.scheduled, q.looked >= s.route, d.dead, d.dead >= s.route,
-       n.lanes, n.held, n.relays, b.unread
+select r.name, b.backlog, b.cut, extract(epoch from clock_timestamp() - least(b.since, w.since))::float8, p.parked, p.parked >= s.route, q.scheduled, q.looked >= s.route, d.dead,
+       d.dead >= s.route, n.lanes, n.held, b.unread, q.retrying, q.looked >= s.route, e.last_error
   from postroom.routes r
  cross join share s
  cross join lateral (
      select coalesce(sum(u.matching), 0)::bigint as backlog, coalesce(bool_or(u.looked >= s.lane), false) as cut,
-            extract(epoch from clock_timestamp() - min(u.oldest))::float8 as oldest,
+            min(u.oldest) as since,
             extract(epoch from clock_timestamp() - min(u.unread))::float8 as unread
        from postroom.lanes l
       cross join lateral (
@@ -40,13 +40,24 @@ select r.name, b.backlog, b.cut, b.oldest, p.parked, p.parked >= s.route, q.sche
  cross join lateral (
      select count(*) as parked from (select from postroom.parked p where p.route = r.name limit s.route) p) p
  cross join lateral (
-     select count(*) as looked, count(*) filter (where p.state = 'scheduled') as scheduled
+     select min(p.occurred_at) as since
+       from ((select p.occurred_at, p.state from postroom.parked p where p.route = r.name order by p.seq limit 1000)
+             union all
+             (select p.occurred_at, p.state from postroom.parked p where p.route = r.name and p.state <> 'scheduled' limit 1000)) p
+      where p.state <> 'scheduled') w
+ cross join lateral (
+     select count(*) as looked, count(*) filter (where p.state = 'scheduled') as scheduled,
+            count(*) filter (where p.state = 'retry') as retrying
        from (select p.state from postroom.parked p where p.route = r.name and p.state <> 'queued'
               order by p.due_at desc limit s.route) p) q
+  left join lateral (
+     select f.last_error
+       from (select p.state, p.last_error, p.due_at from postroom.parked p
+              where p.route = r.name and p.state <> 'queued' order by p.due_at desc limit 1000) f
+      where f.state = 'retry' and f.last_error is not null order by f.due_at desc limit 1) e on true
  cross join lateral (
      select count(*) as dead from (select from postroom.dead_letters d where d.route = r.name limit s.route) d) d
  cross join lateral (
-     select count(*) as lanes, count(*) filter (where l.expires_at > clock_timestamp()) as held,
-            coalesce(array_agg(distinct l.owner) filter (where l.expires_at > clock_timestamp()), '{}') as relays
+     select count(*) as lanes, count(*) filter (where l.expires_at > clock_timestamp()) as held
        from postroom.lanes l where l.route = r.name) n
  order by r.name

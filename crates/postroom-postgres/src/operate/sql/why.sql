@@ -28,7 +28,7 @@ select r.name, f.key,
        b.reason as blocked_because, extract(epoch from clock_timestamp() - b.blocked_at)::float8 as blocked_for,
        b.seq as blocked_seq,
        case when l.expires_at > clock_timestamp() then l.owner end as owner,
-       y.sink_error, extract(epoch from clock_timestamp() - y.sink_down_since)::float8 as sink_down_for,
+       y.sink_error, y.sink_blocked, extract(epoch from clock_timestamp() - y.sink_down_since)::float8 as sink_down_for,
        (select count(*) from (select from postroom.outbox e
                                where e.lane = f.lane and e.seq > l.position_seq and e.seq < f.seq limit 10000) e) as before,
        greatest(extract(epoch from f.visible_at - clock_timestamp()), 0)::float8 as visible_in,
@@ -42,8 +42,12 @@ select r.name, f.key,
        (select a.actor || ' ' || to_char(a.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') || ': ' || a.reason
           from postroom.audit a
          where a.action = 'dead.discard' and a.message_ids @> array[$1::uuid]
-           and (a.filter ->> 'route' is null or a.filter ->> 'route' = r.name)
+           and (a.filter ->> 'route' = r.name
+                or (a.filter ->> 'route' is null and not exists (select from postroom.routes s where s.name <> r.name)))
          order by a.id desc limit 1) as discarded,
+       -- The audit row names no route, and there are several: it may have been dead on another one.
+       exists (select from postroom.audit a
+                where a.action = 'dead.discard' and a.message_ids @> array[$1::uuid] and a.filter ->> 'route' is null) as discarded_somewhere,
        exists (select from postroom.route_revisions v
                 where v.route = r.name and v.revision < r.revision
                   and not exists (select from unnest(v.topics) t

@@ -1,12 +1,12 @@
-//! The consumer's side, through sqlx: handlers get `sqlx::Transaction<'_, sqlx::Postgres>`.
+//! The consumer's side, through sqlx, whichever version `super` names: handlers get `sqlx::Transaction<'_, sqlx::Postgres>`.
 
 use async_trait::async_trait;
 use postroom::{BoxError, Session, StoreError, Transactions};
-use sqlx::postgres::{PgArguments, PgRow};
-use sqlx::query::Query;
-use sqlx::{PgPool, Row, Transaction};
 use uuid::Uuid;
 
+use super::sqlx::postgres::{PgArguments, PgRow};
+use super::sqlx::query::Query;
+use super::sqlx::{self, PgPool, Row, Transaction};
 use crate::inbox::driver::{Asked, Driver, Found, Value, receiving_end, unreadable};
 use crate::outbox::columns::is_about_values;
 

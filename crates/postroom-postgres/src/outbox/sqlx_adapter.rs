@@ -1,10 +1,10 @@
-//! Enqueueing and admitting through sqlx. sqlx is never the relay's own driver (docs/decisions/0003).
+//! Enqueueing and admitting through sqlx, whichever version `super` names. sqlx is never the relay's own driver (docs/decisions/0003).
 
 use async_trait::async_trait;
 use postroom::{Admission, Consumer, EnqueueError, Inbox, Message, MessageId, Outbox, StoreError};
-use sqlx::Transaction;
 use uuid::Uuid;
 
+use super::sqlx::{self, Transaction};
 use crate::Postgres;
 use crate::outbox::columns::{Columns, ENQUEUE_SQL, ID_INDEX};
 

@@ -1,0 +1,80 @@
+//! `postroom check`: whether `postroom run` would find everything that it needs. Changes nothing.
+
+use std::time::Duration;
+
+use postroom::{Finding, Needs};
+
+use crate::ConfigArgs;
+use crate::config::{self, Routed};
+use crate::exit::{self, Failure};
+use crate::say::show;
+use crate::store;
+
+/// A broker that has not answered by then counts as one that cannot be reached.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(15);
+
+/// What one part of the configuration needs.
+#[derive(serde::Serialize)]
+struct Checked {
+    part: String,
+    #[serde(flatten)]
+    finding: Finding,
+}
+
+pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
+    let config = config::load(&args.config)?;
+    let store = store::open(&config.store_url).map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
+    let mut checked = Vec::new();
+    let mut found = |part: String, finding: Finding| checked.push(Checked { part, finding });
+    found("configuration".to_owned(), Finding::good(format!("{} is valid", args.config.display())));
+    let part = || format!("store {}", store.shown());
+    let needs = Needs { relay: !config.routes.is_empty(), filler: !config.inboxes.is_empty() };
+    match store.check(needs).await {
+        Ok(findings) => findings.into_iter().for_each(|finding| found(part(), finding)),
+        Err(error) => {
+            let failure = Failure::from(error);
+            found(part(), Finding::bad(failure.text, "correct the URL, or start the database"));
+        }
+    }
+    for Routed { route, sink } in &config.routes {
+        let part = || format!("route {}", route.name);
+        if let Some(what) = store.cannot(route) {
+            found(part(), Finding::bad(what, "change the route"));
+        }
+        let part = || format!("route {}, sink {}", route.name, sink.shown());
+        found(part(), answered(sink.check()).await);
+    }
+    for inbox in &config.inboxes {
+        let part = format!("inbox {}, {}", inbox.consumer, inbox.from.shown());
+        found(part, answered(inbox.from.check()).await);
+    }
+    let bad = checked.iter().filter(|checked| !checked.finding.ok).count();
+    if json {
+        show!("{}", serde_json::json!({ "ok": bad == 0, "checked": checked }));
+    } else {
+        for Checked { part, finding } in &checked {
+            show!("{} {part}: {}", if finding.ok { "ok  " } else { "FAIL" }, finding.found);
+            if let Some(advice) = &finding.advice {
+                show!("     {advice}");
+            }
+        }
+    }
+    if bad > 0 {
+        let text = if bad == 1 { "1 check failed".to_owned() } else { format!("{bad} checks failed") };
+        return Err(Failure { answered: true, ..Failure::new(exit::FAILURE, text) });
+    }
+    Ok(())
+}
+
+async fn answered(check: impl Future<Output = Result<String, postroom::Unavailable>>) -> Finding {
+    match tokio::time::timeout(ANSWERS_WITHIN, check).await {
+        Ok(Ok(found)) => Finding::good(found),
+        Ok(Err(error)) => {
+            Finding::bad(Failure::of(exit::FAILURE, &error).text, "correct the URL or its options, or start the broker")
+        }
+        Err(_) => {
+            let text = format!("no answer within {} s", ANSWERS_WITHIN.as_secs());
+            Finding::bad(text, "look whether a firewall or a proxy is between")
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! `postroom init`: writes a commented configuration to begin with.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use postroom_brokers::{BROKERS, sink_section, subscription_section};
+
+use crate::exit::{self, Failure};
+use crate::say::show;
+use crate::store;
+
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    /// Store URL to write into it, without a password; `sqlite:shop.db` for a try
+    #[arg(long, value_name = "URL", default_value = "postgres://postroom_relay@localhost/shop")]
+    store: String,
+    /// Broker that messages are sent to
+    #[arg(long, value_name = "KIND", default_value = "rabbitmq")]
+    sink: String,
+    /// Also keep messages of a queue in the inbox table, for an application that takes them with SQL
+    #[arg(long)]
+    inbox: bool,
+    /// The file; `-` for standard output
+    #[arg(long, value_name = "FILE", default_value = "postroom.toml")]
+    output: PathBuf,
+}
+
+pub fn init(args: &InitArgs, json: bool) -> Result<(), Failure> {
+    store::open(&args.store)?;
+    let text = text(args)?;
+    if args.output.as_os_str() == "-" {
+        crate::say::to_stdout_as_it_is(text.trim_end());
+        return Ok(());
+    }
+    let shown = args.output.display();
+    // A file that is there is somebody's work. The new one is its owner's alone: passwords may come into it.
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&args.output);
+    let mut file = file.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            Failure::new(exit::FAILURE, format!("{shown} exists and was not changed; name another file with --output"))
+        }
+        _ => Failure::new(exit::FAILURE, format!("failed to create {shown}: {error}")),
+    })?;
+    file.write_all(text.as_bytes())
+        .map_err(|error| Failure::new(exit::FAILURE, format!("failed to write {shown}: {error}")))?;
+    if json {
+        show!("{}", serde_json::json!({ "written": args.output }));
+    } else {
+        show!("{shown} is written. Next:");
+        show!("  postroom migrate --config {shown}    # creates the tables");
+        show!("  postroom check --config {shown}      # says what is missing");
+        show!("  postroom run --config {shown}");
+    }
+    Ok(())
+}
+
+fn text(args: &InitArgs) -> Result<String, Failure> {
+    let kinds: Vec<&str> = BROKERS.iter().filter(|broker| broker.sink.is_some()).map(|broker| broker.kind).collect();
+    let sink = sink_section(&args.sink).ok_or_else(|| {
+        Failure::new(exit::USAGE, format!("--sink {:?} is not known; use one of {}", args.sink, kinds.join(", ")))
+    })?;
+    // A TOML string escapes what a JSON string escapes.
+    let quoted = |text: &str| serde_json::Value::String(text.to_owned()).to_string();
+    let mut text = format!(
+        "# Configuration of `postroom run`. Every key: docs/configuration.md. A value that is commented out is the default.
+
+[store]
+# Keep the password out of this file: put it into the variable PGPASSFILE or POSTROOM_STORE_URL, or into POSTROOM_STORE_URL_FILE.
+url = {}
+
+[relay]
+# in_flight_max = 2000      # most messages that a crash can repeat, for each route
+# lease = \"15s\"           # how long another relay waits before it takes over from one that has died
+
+[[routes]]
+name = \"orders\"           # the position is kept under this name
+topics = [\"*\"]            # names, or prefixes with *, such as [\"orders\", \"billing.*\"]
+# order = \"key\"           # messages of a key in order; or \"pipelined\", or \"none\"
+# on_dead = \"skip\"        # or \"block\": a key with a dead message waits for an operator
+
+[routes.sink]
+{}",
+        quoted(&args.store),
+        sink.example
+    );
+    if args.inbox {
+        // The one that receives; a sink of another kind has none.
+        let section =
+            subscription_section(&args.sink).or_else(|| BROKERS.iter().find_map(|broker| broker.subscription.as_ref()));
+        let section =
+            section.ok_or_else(|| Failure::new(exit::USAGE, "no broker of this program can be received from"))?;
+        text.push_str(&format!(
+            "
+[[inboxes]]
+consumer = \"billing\"      # the name under which the application takes the messages
+
+[inboxes.from]
+{}",
+            section.example
+        ));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        for sink in BROKERS.iter().filter(|broker| broker.sink.is_some()) {
+            for inbox in [false, true] {
+                let args = InitArgs {
+                    store: "sqlite:shop \"db".to_owned(),
+                    sink: sink.kind.to_owned(),
+                    inbox,
+                    output: PathBuf::from("-"),
+                };
+                let config = crate::config::tests::parse(&text(&args).unwrap(), &[]).unwrap();
+                assert_eq!((config.routes.len(), config.inboxes.len()), (1, usize::from(inbox)));
+                assert_eq!(config.store_url, "sqlite:shop \"db");
+            }
+        }
+    }
+}

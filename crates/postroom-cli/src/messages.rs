@@ -1,0 +1,157 @@
+//! `postroom messages`: messages by topic, key, state and age, and one message with everything that is stored of it.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use postroom::{ListedPlace, MessageFilter, MessageId};
+
+use crate::StoreArgs;
+use crate::dead::{duration, known_route};
+use crate::exit::{self, Failure};
+use crate::say::{say, show, to_stdout_as_it_is};
+use crate::table::{Table, duration as lasting};
+
+#[derive(Debug, Args)]
+pub struct MessagesArgs {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List messages, newest first: one line for each route that takes them
+    List(Box<ListArgs>),
+    /// Show one message with its headers; with --payload its bytes too
+    Show(ShowArgs),
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// On this route
+    #[arg(long)]
+    route: Option<String>,
+    /// Of this topic
+    #[arg(long)]
+    topic: Option<String>,
+    /// Of this key; of this aggregate id where a message has no key
+    #[arg(long)]
+    key: Option<String>,
+    /// In this state: waiting (not read by the route yet), scheduled, retry, queued (behind another of its key), dead, or done (sent,
+    /// discarded or passed by; `postroom why ID` tells which)
+    #[arg(long, value_parser = state, value_name = "STATE")]
+    state: Option<ListedPlace>,
+    /// Written at most this long ago, such as 90m
+    #[arg(long, value_parser = duration, value_name = "AGE")]
+    newer_than: Option<Duration>,
+    /// Written at least this long ago
+    #[arg(long, value_parser = duration, value_name = "AGE")]
+    older_than: Option<Duration>,
+    /// At most so many
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=100_000), value_name = "N")]
+    limit: i64,
+}
+
+#[derive(Debug, Args)]
+struct ShowArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Message id
+    id: MessageId,
+    /// Show the payload: it may hold personal data
+    #[arg(long)]
+    payload: bool,
+}
+
+fn state(word: &str) -> Result<ListedPlace, String> {
+    let words: Vec<&str> = ListedPlace::ALL.iter().map(|place| place.as_str()).collect();
+    ListedPlace::of(word).ok_or_else(|| format!("use {}", words.join(", ")))
+}
+
+pub async fn messages(args: MessagesArgs, json: bool) -> Result<(), Failure> {
+    match args.verb {
+        Verb::List(args) => list(*args, json).await,
+        Verb::Show(args) => show(args, json).await,
+    }
+}
+
+async fn list(args: ListArgs, json: bool) -> Result<(), Failure> {
+    let ListArgs { store, route, topic, key, state, newer_than, older_than, limit } = args;
+    let filter = MessageFilter { route, topic, key, place: state, newer_than, older_than };
+    let store = store.open()?;
+    let listed = store.messages(&filter, limit).await?;
+    if listed.messages.is_empty() {
+        known_route(store.as_ref(), filter.route.as_deref()).await?;
+    }
+    if json {
+        show!("{}", serde_json::json!(listed));
+        return Ok(());
+    }
+    if listed.messages.is_empty() {
+        show!("no matching message");
+    } else {
+        let mut table = Table::new(&["ID", "ROUTE", "STATE", "TOPIC", "TYPE", "KEY", ">AGE", ">ATTEMPTS"]);
+        for message in &listed.messages {
+            table.row([
+                message.id.clone(),
+                message.route.clone(),
+                message.state.to_string(),
+                message.topic.clone(),
+                message.kind.clone(),
+                message.key.clone().unwrap_or_else(|| "-".to_owned()),
+                lasting(message.age_seconds),
+                message.attempts.to_string(),
+            ]);
+        }
+        table.lines().iter().for_each(|line| show!("{line}"));
+    }
+    if listed.cut {
+        say!(
+            "postroom: there may be more: the list ends at --limit, or only the newest rows of the outbox were looked at; narrow it by \
+             --key or --route, or raise --limit"
+        );
+    }
+    Ok(())
+}
+
+async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
+    let Some(message) = args.store.open()?.message(args.id).await? else {
+        let text = format!(
+            "no message {} is stored: its transaction did not commit, or its row was deleted after it had been sent",
+            args.id
+        );
+        return Err(Failure::new(exit::FAILURE, text));
+    };
+    let text = args.payload.then(|| match std::str::from_utf8(&message.payload) {
+        Ok(text) => text.to_owned(),
+        Err(_) => message.payload.iter().map(|byte| format!("{byte:02x}")).collect(),
+    });
+    if json {
+        let mut object = serde_json::json!(message);
+        object["payload_bytes"] = message.payload.len().into();
+        if let Some(text) = text {
+            object["payload"] = text.into();
+            object["payload_is_hex"] = std::str::from_utf8(&message.payload).is_err().into();
+        }
+        show!("{object}");
+        return Ok(());
+    }
+    let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    show!("{}, written {} ago, from {}", message.id, lasting(message.age_seconds), message.found_in);
+    show!("  topic {}, type {}, key {}", message.topic, message.kind, or_dash(&message.key));
+    show!("  routing key {}, content type {}", or_dash(&message.routing_key), message.content_type);
+    let version = message.aggregate_version.map_or_else(|| "-".to_owned(), |version| version.to_string());
+    show!(
+        "  tenant {}, aggregate {} {} version {version}",
+        or_dash(&message.tenant_id),
+        or_dash(&message.aggregate_type),
+        or_dash(&message.aggregate_id)
+    );
+    message.headers.iter().for_each(|(name, value)| show!("  {name}: {value}"));
+    show!("  payload: {} bytes", message.payload.len());
+    if let Some(text) = text {
+        to_stdout_as_it_is(&text);
+    }
+    Ok(())
+}

@@ -1,0 +1,274 @@
+//! What operators see and do with the binary, on both stores.
+
+use std::process::{Command, Stdio};
+
+use postroom_testkit::postgres::Database;
+use postroom_testkit::services::ports;
+use postroom_testkit::surroundings;
+use serde_json::Value;
+
+use crate::commands::{json, postroom, text};
+
+/// A migrated store of each kind.
+async fn stores() -> (Database, [String; 2]) {
+    let database = Database::create().await;
+    let file = surroundings::scratch("operators").join("shop.db");
+    let stores = [database.url().to_owned(), format!("sqlite:{}", file.display())];
+    for store in &stores {
+        assert_eq!(postroom(&["migrate", "--store", store]).status.code(), Some(0));
+    }
+    (database, stores)
+}
+
+/// A relay of route `orders` with this sink, until it is dropped.
+struct Running(std::process::Child);
+
+impl Running {
+    fn relay(store: &str, sink: &str) -> Self {
+        let dir = surroundings::scratch("running");
+        let config = dir.join("postroom.toml");
+        let text = format!(
+            "[store]\nurl = {store:?}\n[relay]\nname = \"relay-a\"\n[[routes]]\nname = \"orders\"\ntopics = [\"orders\"]\n[routes.sink]\n{sink}"
+        );
+        std::fs::write(&config, text).unwrap();
+        let log = std::fs::File::create(dir.join("relay.log")).unwrap();
+        Self(
+            surroundings::postroom()
+                .args(["run", "--config"])
+                .arg(&config)
+                .stdout(Stdio::null())
+                .stderr(log)
+                .spawn()
+                .unwrap(),
+        )
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status();
+        let _ = self.0.wait();
+    }
+}
+
+fn status(store: &str) -> Value {
+    json(&postroom(&["status", "--json", "--store", store]))
+}
+
+/// Asks until it holds; a minute at most.
+fn until(store: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+    let began = std::time::Instant::now();
+    loop {
+        let status = status(store);
+        if holds(&status) {
+            return status;
+        }
+        assert!(began.elapsed() < std::time::Duration::from_secs(60), "waited in vain until {what}: {status}");
+    }
+}
+
+fn kinds(status: &Value) -> Vec<&str> {
+    status["attention"].as_array().unwrap().iter().map(|found| found["kind"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn status_says_what_needs_attention_and_what_to_do() {
+    let (_database, stores) = stores().await;
+    for store in &stores {
+        let nobody =
+            format!("kind = \"rabbitmq\"\nurl = \"amqp://app:s3cret@127.0.0.1:{}/%2f\"\n", ports::free().unwrap());
+        let send = |topic: &str| {
+            json(&postroom(&["send", "--topic", topic, "--key", "k", "--json", "--store", store]))["id"]
+                .as_str()
+                .unwrap()
+                .to_owned()
+        };
+        let (id, _) = (send("orders"), send("ordres"));
+        {
+            let _relay = Running::relay(store, &nobody);
+            until(store, "the sink is known to be down", |status| kinds(status).contains(&"sink"));
+            let people = text(&postroom(&["status", "--store", store]).stdout);
+            for said in [
+                "relay-a",
+                "has been down for",
+                "topic ordres: no route takes it",
+                "2 things need attention",
+                "BACKLOG",
+            ] {
+                assert!(people.contains(said), "{said} in {people}");
+            }
+            assert!(!people.contains("s3cret"), "{people}");
+            let why = text(&postroom(&["why", &id, "--store", store]).stdout);
+            assert!(why.contains("waiting") && why.contains("sink"), "{why}");
+            for (conditions, code) in
+                [("sink", 1), ("any", 1), ("dead,retry", 0), ("age=1h", 0), ("backlog=0", 1), ("bogus", 2)]
+            {
+                let output = postroom(&["status", "--store", store, "--fail-on", conditions]);
+                assert_eq!(output.status.code(), Some(code), "{conditions}");
+            }
+        }
+        let status = until(store, "the relay is gone", |status| kinds(status).contains(&"relay"));
+        assert!(status["verdict"].as_str().unwrap().contains("need attention"), "{status}");
+        let out = surroundings::scratch("out").join("out.jsonl");
+        let _relay = Running::relay(store, &format!("kind = \"file\"\npath = {out:?}\n"));
+        until(store, "all is sent", |status| status["routes"][0]["backlog"] == 0 && kinds(status) == ["unrouted"]);
+        assert!(text(&postroom(&["why", &id, "--store", store]).stdout).contains("acked"));
+    }
+}
+
+#[tokio::test]
+async fn messages_are_sent_listed_and_shown() {
+    let (_database, stores) = stores().await;
+    for store in &stores {
+        let run = |arguments: &[&str]| postroom(&[arguments, &["--json", "--store", store]].concat());
+        let wrong: [&[&str]; 3] = [
+            &["send", "--topic", ""],
+            &["send", "--topic", "orders", "--header", "novalue"],
+            &["send", "--topic", "orders", "--payload", "@/nowhere"],
+        ];
+        for wrong in wrong {
+            assert_eq!(run(wrong).status.code(), Some(2), "{wrong:?}");
+        }
+        let sent =
+            run(&["send", "--topic", "orders", "--key", "k\u{1b}[31m", "--payload", "{\"a\":1}", "--header", "h=v"]);
+        let id = json(&sent)["id"].as_str().unwrap().to_owned();
+        assert_eq!(json(&run(&["messages", "list"]))["messages"], serde_json::json!([]), "no route takes it yet");
+        assert_eq!(run(&["messages", "list", "--route", "ordres"]).status.code(), Some(1), "there is no such route");
+        let out = surroundings::scratch("out").join("out.jsonl");
+        {
+            let _relay = Running::relay(store, &format!("kind = \"file\"\npath = {out:?}\n"));
+            until(store, "it is sent", |status| {
+                status["routes"][0]["lanes_held"].as_i64() > Some(0) && status["routes"][0]["backlog"] == 0
+            });
+        }
+        let listed = json(&run(&["messages", "list", "--topic", "orders", "--state", "done"]));
+        assert_eq!((listed["messages"][0]["id"].as_str(), &listed["cut"]), (Some(id.as_str()), &Value::Bool(false)));
+        let people = text(&postroom(&["messages", "list", "--store", store]).stdout);
+        assert!(people.contains("\\u{1b}[31m") && !people.contains('\u{1b}'), "{people}");
+        let shown = json(&run(&["messages", "show", &id, "--payload"]));
+        assert_eq!((shown["payload"].as_str(), shown["headers"]["h"].as_str()), (Some("{\"a\":1}"), Some("v")));
+        assert!(json(&run(&["messages", "show", &id]))["payload"].is_null(), "it may be personal");
+    }
+}
+
+#[tokio::test]
+async fn a_route_is_forgotten_when_nothing_of_it_is_left_or_it_is_said_so() {
+    let (database, stores) = stores().await;
+    for store in &stores {
+        let run = |arguments: &[&str]| postroom(&[arguments, &["--json", "--store", store]].concat());
+        let forget = |more: &[&str]| run(&[&["routes", "forget", "orders", "--reason", "it is gone"], more].concat());
+        assert_eq!(forget(&[]).status.code(), Some(1), "there is no such route");
+        let nobody = format!("kind = \"rabbitmq\"\nurl = \"amqp://127.0.0.1:{}/%2f\"\n", ports::free().unwrap());
+        {
+            let _relay = Running::relay(store, &nobody);
+            until(store, "it runs", |status| status["routes"][0]["lanes_held"].as_i64() > Some(0));
+            run(&["send", "--topic", "orders"]);
+            let refused = forget(&["--discard"]);
+            assert_eq!(refused.status.code(), Some(1));
+            assert!(text(&refused.stderr).contains("still running"), "{}", text(&refused.stderr));
+        }
+        let refused = forget(&[]);
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(text(&refused.stderr).contains("1 unsent message"), "{}", text(&refused.stderr));
+        assert_eq!(json(&forget(&["--discard", "--actor", "ann"]))["forgotten"]["unread"], 1);
+        assert!(status(store)["routes"].as_array().unwrap().is_empty());
+    }
+    let client = database.connect().await;
+    let sql = "select actor, db_role from postroom.audit where action = 'route.forget'";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    let (actor, role): (String, String) = (row.get(0), row.get(1));
+    assert!(actor.starts_with("ann (system user "), "{actor}");
+    assert_eq!(role, "postgres");
+}
+
+#[tokio::test]
+async fn init_writes_what_check_and_run_can_work_with() {
+    let database = Database::create().await;
+    let dir = surroundings::scratch("init");
+    let file = dir.join("postroom.toml");
+    let file = file.to_str().unwrap();
+    let init = |arguments: &[&str]| postroom(&[&["init", "--output", file], arguments].concat());
+    assert_eq!(init(&["--sink", "kafkaesque"]).status.code(), Some(2));
+    let written = init(&["--store", database.url(), "--sink", "stdout"]);
+    assert_eq!(written.status.code(), Some(0), "{}", text(&written.stderr));
+    assert_eq!(init(&[]).status.code(), Some(1), "it is not written over");
+    let check = || postroom(&["check", "--config", file, "--json"]);
+    let before = check();
+    assert_eq!(before.status.code(), Some(1));
+    assert!(text(&before.stdout).contains("run `postroom migrate`"), "{}", text(&before.stdout));
+    assert_eq!(postroom(&["migrate", "--config", file]).status.code(), Some(0));
+    let after = json(&check());
+    assert_eq!(after["ok"], true, "{after}");
+}
+
+#[tokio::test]
+async fn check_says_which_grants_an_exchange_and_a_queue_are_missing_and_changes_nothing() {
+    let database = Database::create().await;
+    assert_eq!(postroom(&["migrate", "--store", database.url()]).status.code(), Some(0));
+    let admin = database.connect().await;
+    let role = format!("poor_{}", surroundings::unique());
+    admin.batch_execute(&format!("create role {role} login; grant usage on schema postroom to {role}")).await.unwrap();
+    let poor = database.url().replace("postgres@", &format!("{role}@"));
+    let broker = surroundings::rabbitmq_url();
+    let file = surroundings::scratch("check").join("postroom.toml");
+    let name = surroundings::unique();
+    let text_of = |declare: bool| {
+        format!(
+            "[store]\nurl = {poor:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"rabbitmq\"\nurl = {broker:?}\n\
+             exchange = \"{name}\"\ndeclare = {declare}\n[[inboxes]]\nconsumer = \"billing\"\n[inboxes.from]\nkind = \"rabbitmq\"\n\
+             url = {broker:?}\nqueue = \"{name}\"\n"
+        )
+    };
+    for declare in [false, true] {
+        std::fs::write(&file, text_of(declare)).unwrap();
+        let output = postroom(&["check", "--config", file.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(1));
+        let said = text(&output.stdout);
+        assert!(said.contains("grant select on") && said.contains(&role), "{said}");
+        assert!(said.contains(&format!("queue \"{name}\"")) && said.contains("set bind"), "{said}");
+        let exchange = if declare { "will be declared" } else { "set declare = true" };
+        assert!(said.contains(exchange), "{said}");
+    }
+    // What it says is enough: a relay and a filler start with these grants.
+    let output = postroom(&["check", "--config", file.to_str().unwrap(), "--json"]);
+    let advice = json(&output)["checked"].as_array().unwrap().iter().find_map(|checked| {
+        let advice = checked["advice"].as_str()?;
+        advice.split_once("run as the owner of the schema: ").map(|(_, grants)| grants.to_owned())
+    });
+    let refused = postroom(&["run", "--config", file.to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("grant select on"), "{}", text(&refused.stderr));
+    admin.batch_execute(&advice.unwrap()).await.unwrap();
+    let said = text(&postroom(&["check", "--config", file.to_str().unwrap()]).stdout);
+    assert!(said.contains("has the rights that it needs"), "{said}");
+    let _relay = Running::relay(&poor, "kind = \"stdout\"\n");
+    until(database.url(), "it runs", |status| status["routes"][0]["lanes_held"].as_i64() > Some(0));
+}
+
+#[tokio::test]
+async fn a_deed_on_many_dead_letters_prints_a_summary_and_a_reader_that_goes_away_is_no_error() {
+    let database = Database::create().await;
+    assert_eq!(postroom(&["migrate", "--store", database.url()]).status.code(), Some(0));
+    let client = database.connect().await;
+    let rows = "insert into postroom.dead_letters (route, seq, lane, attempts, cause, error, id, topic, type, payload, content_type, occurred_at)
+                select 'orders', n, 0, 8, 'exhausted', 'no route', gen_random_uuid(), 'orders', 'order.placed', 'x', 'text/plain', now()
+                  from generate_series(1, 5000) n";
+    client.batch_execute(rows).await.unwrap();
+    // `head` closes the pipe after a line.
+    let mut child = surroundings::postroom()
+        .args(["dead", "list", "--limit", "5000", "--store", database.url()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!((ended.status.code(), text(&ended.stderr).as_str()), (Some(0), ""));
+    let preview = postroom(&["dead", "retry", "--all", "--dry-run", "--limit", "5000", "--store", database.url()]);
+    assert!(text(&preview.stdout).contains("5,000 messages would be given back to their relay"));
+    let done = postroom(&["dead", "retry", "--all", "--limit", "4000", "--reason", "x", "--store", database.url()]);
+    let said = text(&done.stdout);
+    assert!(said.contains("and 3,980 more") && said.contains("4,000 messages given back to their relay"), "{said}");
+    assert!(said.lines().count() < 30, "{said}");
+    assert!(text(&done.stderr).contains("that was the limit of 4,000"), "{}", text(&done.stderr));
+}

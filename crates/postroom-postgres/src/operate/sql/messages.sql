@@ -1,0 +1,52 @@
+-- Messages by filter, newest first, one row for each route that takes them. $1 route, $2 topic, $3 key, $4 place, $5 newer than and
+-- $6 older than so many seconds; null: any. $7 limit. $8 rows of the outbox are looked at, the newest, over all lanes or, where a key
+-- is given, in its lane. The first row has no message and says whether that cut the list.
+with lanes as (
+    select n::smallint as lane, $8::bigint / count(*) over () as share
+      from postroom.settings s cross join generate_series(0, s.lanes - 1) n
+     where $3::text is null or n = abs(hashtextextended($3, 0) % s.lanes)
+),
+looked as materialized (
+    select o.*, l.share
+      from lanes l
+     cross join lateral (
+         select f.xid, f.seq, f.lane, f.occurred_at, f.id, f.topic, f.type, coalesce(f.key, f.aggregate_id) as key
+           from postroom.outbox f where f.lane = l.lane order by f.seq desc limit l.share) o
+),
+of_outbox as (
+    select r.name, o.id, case when b.passed then 'done' else 'waiting' end as state, o.topic, o.type, o.key, 0::bigint as attempts,
+           o.occurred_at
+      from looked o
+     cross join postroom.routes r
+      join postroom.lanes l on l.route = r.name and l.lane = o.lane
+     cross join lateral (
+         select (o.seq <= l.position_seq and pg_visible_in_snapshot(o.xid, l.position_snapshot))
+                or coalesce(o.seq <= l.catch_up_seq and pg_visible_in_snapshot(o.xid, l.catch_up_snapshot), false) as passed) b
+     where ($1::text is null or r.name = $1)
+       and exists (select from unnest(r.topics) t where o.topic = t or (t like '%*' and starts_with(o.topic, left(t, -1))))
+       and not exists (select from postroom.parked p where p.route = r.name and p.seq = o.seq and p.id = o.id)
+       and not exists (select from postroom.dead_letters d where d.route = r.name and d.seq = o.seq and d.id = o.id)
+),
+matching as (
+    select m.*
+      from (select * from of_outbox where coalesce($4::text, 'waiting') in ('waiting', 'done')
+             union all
+            select p.route, p.id, p.state, p.topic, p.type, coalesce(p.key, p.aggregate_id), p.attempts::bigint, p.occurred_at
+              from postroom.parked p
+             where ($1::text is null or p.route = $1) and ($4::text is null or p.state = $4)
+             union all
+            select d.route, d.id, 'dead', d.topic, d.type, coalesce(d.key, d.aggregate_id), d.attempts::bigint, d.occurred_at
+              from postroom.dead_letters d
+             where ($1::text is null or d.route = $1) and coalesce($4::text, 'dead') = 'dead') m
+     where ($2::text is null or m.topic = $2)
+       and ($3::text is null or m.key = $3)
+       and ($4::text is null or m.state = $4)
+       and ($5::float8 is null or m.occurred_at >= clock_timestamp() - $5 * interval '1 second')
+       and ($6::float8 is null or m.occurred_at <= clock_timestamp() - $6 * interval '1 second')
+)
+select null::text, null::uuid, null::text, null::text, null::text, null::text, null::bigint, null::float8,
+       coalesce($4::text, 'waiting') in ('waiting', 'done')
+       and coalesce((select bool_or(c.rows >= c.share) from (select count(*) as rows, min(share) as share from looked group by lane) c), false)
+union all
+(select m.name, m.id, m.state, m.topic, m.type, m.key, m.attempts, extract(epoch from clock_timestamp() - m.occurred_at)::float8, false
+   from matching m order by m.occurred_at desc, m.id desc, m.name limit $7)

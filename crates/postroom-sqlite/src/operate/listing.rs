@@ -1,0 +1,119 @@
+//! Messages as an operator looks them up, and the test message that an operator sends.
+
+use postroom::{
+    Listed, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, StoreError, StoredMessage, headers_from_json,
+};
+use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
+
+use crate::connect::{NOW, store_error, word};
+use crate::operate::status::TAKES;
+use crate::outbox::enqueue;
+
+/// So many rows of the outbox are looked at, the newest.
+const ROWS_MAX: i64 = 50_000;
+
+/// Messages by filter, newest first.
+pub(crate) fn messages(connection: &Connection, filter: &MessageFilter, limit: i64) -> Result<Listed, StoreError> {
+    let failed = |error| store_error("look for messages", error);
+    let sql = format!(
+        "with looked as (select seq, id, topic, type, coalesce(key, aggregate_id) as key, occurred_ms
+                           from postroom_outbox order by seq desc limit {ROWS_MAX})
+         select * from (
+             select r.name as route, o.id, case when o.seq <= l.position_seq then 'done' else 'waiting' end as state,
+                    o.topic, o.type, o.key, 0 as attempts, o.occurred_ms
+               from looked o join postroom_routes r join postroom_lanes l on l.route = r.name
+              where {TAKES}
+                and not exists (select 1 from postroom_parked p where p.route = r.name and p.seq = o.seq and p.id = o.id)
+                and not exists (select 1 from postroom_dead_letters d where d.route = r.name and d.seq = o.seq and d.id = o.id)
+             union all
+             select route, id, state, topic, type, coalesce(key, aggregate_id), attempts, occurred_ms from postroom_parked
+             union all
+             select route, id, 'dead', topic, type, coalesce(key, aggregate_id), attempts, occurred_ms from postroom_dead_letters) m
+          where (?1 is null or m.route = ?1) and (?2 is null or m.topic = ?2) and (?3 is null or m.key = ?3)
+            and (?4 is null or m.state = ?4)
+            and (?5 is null or m.occurred_ms >= {NOW} - ?5) and (?6 is null or m.occurred_ms <= {NOW} - ?6)
+          order by m.occurred_ms desc, m.id desc, m.route limit ?7"
+    );
+    let millis = |age: std::time::Duration| i64::try_from(age.as_millis()).unwrap_or(i64::MAX / 4);
+    let MessageFilter { route, topic, key, place, newer_than, older_than } = filter;
+    let parameters = params![
+        route,
+        topic,
+        key,
+        place.map(ListedPlace::as_str),
+        newer_than.map(millis),
+        older_than.map(millis),
+        limit.saturating_add(1)
+    ];
+    let clock: i64 = connection.query_row(&format!("select {NOW}"), [], |row| row.get(0)).map_err(failed)?;
+    let read = |row: &Row<'_>| {
+        Ok(ListedMessage {
+            route: row.get(0)?,
+            id: row.get(1)?,
+            state: word(row, 2, ListedPlace::of)?,
+            topic: row.get(3)?,
+            kind: row.get(4)?,
+            key: row.get(5)?,
+            attempts: row.get(6)?,
+            age_seconds: (clock - row.get::<_, i64>(7)?) as f64 / 1000.0,
+        })
+    };
+    let mut messages: Vec<ListedMessage> = connection
+        .prepare(&sql)
+        .and_then(|mut statement| statement.query_map(parameters, read)?.collect())
+        .map_err(failed)?;
+    let more = messages.len() as i64 > limit;
+    messages.truncate(limit.max(0) as usize);
+    let of_outbox = place.is_none_or(|place| matches!(place, ListedPlace::Waiting | ListedPlace::Done));
+    let sql = "select count(*) from (select 1 from postroom_outbox limit ?1)";
+    let rows: i64 = connection.query_row(sql, [ROWS_MAX + 1], |row| row.get(0)).map_err(failed)?;
+    Ok(Listed { messages, cut: more || (of_outbox && rows > ROWS_MAX) })
+}
+
+/// One message with its payload, from the first table that has it.
+pub(crate) fn message(connection: &Connection, id: MessageId) -> Result<Option<StoredMessage>, StoreError> {
+    let columns = "id, topic, type, key, routing_key, content_type, headers, tenant_id, aggregate_type, aggregate_id, \
+                   aggregate_version, occurred_ms, cast(payload as blob)";
+    let tables = ["outbox", "dead_letters", "dead_consume", "parked", "inbox_messages"].map(|table| {
+        format!("select '{table}', {columns} from postroom_{table} where replace(lower(id), '-', '') = ?1")
+    });
+    let sql = format!("{} limit 1", tables.join(" union all "));
+    let read = |row: &Row<'_>| {
+        let occurred: Option<i64> = row.get(12)?;
+        let stored = StoredMessage {
+            found_in: row.get(0)?,
+            id: row.get(1)?,
+            topic: row.get(2)?,
+            kind: row.get(3)?,
+            key: row.get(4)?,
+            routing_key: row.get(5)?,
+            content_type: row.get(6)?,
+            headers: headers_from_json(row.get::<_, Option<String>>(7)?.as_deref()),
+            tenant_id: row.get(8)?,
+            aggregate_type: row.get(9)?,
+            aggregate_id: row.get(10)?,
+            aggregate_version: row.get(11)?,
+            age_seconds: 0.0,
+            payload: row.get(13)?,
+        };
+        Ok((stored, occurred))
+    };
+    let failed = |error| store_error("look for a message", error);
+    let id = id.to_string().replace('-', "");
+    let found = connection.query_row(&sql, [id], read).optional().map_err(failed)?;
+    let clock: i64 = connection.query_row(&format!("select {NOW}"), [], |row| row.get(0)).map_err(failed)?;
+    Ok(found.map(|(stored, occurred)| {
+        let age_seconds = occurred.map_or(0.0, |occurred| (clock - occurred) as f64 / 1000.0);
+        StoredMessage { age_seconds, ..stored }
+    }))
+}
+
+/// Writes one message, in a transaction of its own.
+pub(crate) fn send(connection: &mut Connection, message: &Message) -> Result<(), StoreError> {
+    const WHAT: &str = "write the message; nothing was written";
+    let failed = |error| store_error(WHAT, error);
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    enqueue(&tx, std::slice::from_ref(message))
+        .map_err(|error| StoreError::Refused { what: WHAT, source: error.into() })?;
+    tx.commit().map_err(failed)
+}

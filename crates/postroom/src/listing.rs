@@ -1,0 +1,134 @@
+//! Messages as an operator looks them up: by topic, key, place and age.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::message::Headers;
+use crate::words::words;
+
+/// Where listed messages are on their route. What lies behind a route's position is one state here: `why` tells more of one message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ListedPlace {
+    /// In the outbox, and not read by the route.
+    Waiting,
+    /// Delayed, and parked until its time.
+    Scheduled,
+    /// It failed and is tried again.
+    Retry,
+    /// Behind another message of its key.
+    Queued,
+    /// Among the dead letters.
+    Dead,
+    /// The route is done with it: the broker confirmed it, or it was discarded or passed by.
+    Done,
+}
+
+words!(ListedPlace {
+    Waiting => "waiting",
+    Scheduled => "scheduled",
+    Retry => "retry",
+    Queued => "queued",
+    Dead => "dead",
+    Done => "done",
+});
+
+/// Which messages; every condition given has to hold.
+#[derive(Debug, Clone, Default)]
+pub struct MessageFilter {
+    /// On this route.
+    pub route: Option<String>,
+    /// Of this topic.
+    pub topic: Option<String>,
+    /// Of this key (or, without one, this aggregate).
+    pub key: Option<String>,
+    /// In this place.
+    pub place: Option<ListedPlace>,
+    /// Written at most this long ago, by the database's clock.
+    pub newer_than: Option<Duration>,
+    /// Written at least this long ago, by the database's clock.
+    pub older_than: Option<Duration>,
+}
+
+/// What a look for messages brought.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Listed {
+    /// One entry for each message and route that takes its topic, newest first.
+    pub messages: Vec<ListedMessage>,
+    /// Not every row was looked at, or there are more than were asked for: older ones may match too.
+    pub cut: bool,
+}
+
+/// One message on one route, without payload and headers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ListedMessage {
+    /// The route.
+    pub route: String,
+    /// Message id.
+    pub id: String,
+    /// Where it is.
+    pub state: ListedPlace,
+    /// Topic.
+    pub topic: String,
+    /// Type.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Key within which it is ordered.
+    pub key: Option<String>,
+    /// Attempts used up.
+    pub attempts: i64,
+    /// Age in seconds, by the database's clock.
+    pub age_seconds: f64,
+}
+
+/// One message with everything that the store has of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StoredMessage {
+    /// Message id.
+    pub id: String,
+    /// Topic.
+    pub topic: String,
+    /// Type.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Key, if it was given.
+    pub key: Option<String>,
+    /// Routing key, if it was given.
+    pub routing_key: Option<String>,
+    /// Content type.
+    pub content_type: String,
+    /// Headers.
+    pub headers: Headers,
+    /// Tenant.
+    pub tenant_id: Option<String>,
+    /// Aggregate type.
+    pub aggregate_type: Option<String>,
+    /// Aggregate id.
+    pub aggregate_id: Option<String>,
+    /// Aggregate version.
+    pub aggregate_version: Option<i64>,
+    /// Age in seconds, by the database's clock.
+    pub age_seconds: f64,
+    /// Which table this copy is from: `outbox`, `parked`, `dead_letters`, `inbox_messages` or `dead_consume`.
+    pub found_in: String,
+    /// The payload.
+    #[serde(skip)]
+    pub payload: Vec<u8>,
+}
+
+/// What forgetting a route did, or what is in its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Forgotten {
+    /// Messages in front of its position; with `unread_is_bound`, at least so many.
+    pub unread: i64,
+    /// See `unread`.
+    pub unread_is_bound: bool,
+    /// Parked messages.
+    pub parked: i64,
+    /// Dead letters.
+    pub dead: i64,
+    /// Relays that run it.
+    pub relays: i64,
+    /// The route is gone, and all of these with it. False: nothing was changed.
+    pub done: bool,
+}
