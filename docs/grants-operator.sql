@@ -7,6 +7,8 @@ grant execute on function
     postroom.forget_route(text, boolean, text, text),
     postroom.payload_as_json(bytea) to app_operator;
 grant select on all tables in schema postroom to app_operator;
+-- Who acted, by the database's own word, is not theirs to write.
+revoke insert on postroom.audit from app_operator;
 grant insert (actor, action, reason, filter, message_ids) on postroom.audit to app_operator;
 grant insert, update on postroom.parked, postroom.route_revisions to app_operator;
 grant update on postroom.routes, postroom.lanes to app_operator;

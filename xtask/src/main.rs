@@ -15,6 +15,7 @@ mod sim;
 mod source_copy;
 mod sources;
 mod steps;
+mod supply_chain;
 mod test;
 #[cfg(test)]
 mod test_folder;
@@ -40,6 +41,8 @@ cargo xtask <command>
   seeded-bugs [--only NAME] [--list]
                                     seed one known bug (xtask/seeded-bugs/NAME.patch) after the other in a copy of the
                                     sources and require that a test fails
+  supply-chain                      check licences and sources of dependencies, write a bill of materials to target/,
+                                    compile each Cargo feature by itself, and the documentation without a warning
   tidy                              check crate directions, broker names, file sizes, pure files, and that the
                                     patches of seeded bugs apply
 
@@ -68,6 +71,7 @@ fn run(args: &[String]) -> Result<ExitCode, Failure> {
         "sim" => sim::run(rest),
         "chaos" => chaos::run(rest),
         "seeded-bugs" => seeded_bugs::run(rest),
+        "supply-chain" => supply_chain::run(rest),
         "tidy" => tidy::run(rest),
         "help" | "--help" | "-h" => {
             println!("{HELP}");

@@ -165,7 +165,7 @@ impl<F: ConsumerStore> Desk<F> {
         });
         let renewed = renewed.await;
         if let Err(error) = self.whole(renewed) {
-            tracing::warn!("failed to renew the claims of waiting messages: {}", chain(&error));
+            tracing::warn!(consumer = %shared.consumer, "failed to renew the claims of waiting messages: {}", chain(&error));
         }
     }
 
@@ -279,9 +279,9 @@ impl<F: ConsumerStore> Desk<F> {
 
     fn say_again(&self, message: &Message, error: &StoreError) {
         if error.is_transient() {
-            tracing::debug!(id = %message.id, "the store says again: {}", chain(error));
+            tracing::debug!(consumer = %self.shared.consumer, id = %message.id, "the store says again: {}", chain(error));
         } else {
-            tracing::error!(id = %message.id, "the store refuses, trying again: {}", chain(error));
+            tracing::error!(consumer = %self.shared.consumer, id = %message.id, "the store refuses, trying again: {}", chain(error));
         }
     }
 

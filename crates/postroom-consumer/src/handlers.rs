@@ -242,8 +242,43 @@ impl<F: Transactions> Handlers<F> {
 
 fn json<M: DeserializeOwned>(message: &Message) -> Result<M, BoxError> {
     serde_json::from_slice(&message.payload).map_err(|error| {
-        // Where and what, never the payload itself.
         let place = format!("line {} column {}", error.line(), error.column());
-        format!("read {} as JSON: {:?} at {place}", message.kind, error.classify()).into()
+        let what = told(&error.to_string()).unwrap_or_else(|| format!("{:?}", error.classify()));
+        format!("read {} as JSON: {what} at {place}", message.kind).into()
     })
+}
+
+/// What an error of JSON says of the type that was asked for: which field is missing, what was expected. Never what was found, which is
+/// the payload.
+fn told(error: &str) -> Option<String> {
+    if let Some(rest) = error.strip_prefix("missing field `") {
+        return Some(format!("missing field `{}`", rest.split('`').next()?));
+    }
+    let expected = error.strip_prefix("invalid ").and(error.rsplit_once(", expected "))?.1;
+    let expected = expected.rsplit_once(" at line ").map_or(expected, |(expected, _)| expected);
+    Some(format!("another value than the expected {expected}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Order {
+        #[allow(dead_code)]
+        id: String,
+        #[allow(dead_code)]
+        cents: i64,
+    }
+
+    #[test]
+    fn an_error_names_the_missing_field_and_never_the_payload() {
+        let said = |payload: &'static str| {
+            json::<Order>(&Message::new("orders", "order.placed", payload)).unwrap_err().to_string()
+        };
+        assert_eq!(said("{\"id\":\"o-1\"}"), "read order.placed as JSON: missing field `cents` at line 1 column 12");
+        let wrong = said("{\"id\":\"o-1\",\"cents\":\"s3cret, expected at line 7\"}");
+        assert!(wrong.contains("expected i64 at line 1") && !wrong.contains("s3cret"), "{wrong}");
+        assert_eq!(said("{s3cret}"), "read order.placed as JSON: Syntax at line 1 column 2");
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{Answer, Arrival, Bound, Live, Receipt, Subscription};
+use postroom::{Answer, Arrival, Bound, Consumer, Live, Receipt, Subscription};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -24,6 +24,7 @@ pub(crate) async fn receive(
     at_once: Bound,
     retry_cap: Duration,
     trouble: Live<Option<String>>,
+    consumer: Consumer,
 ) {
     let mut wait = RETRY_FIRST;
     loop {
@@ -37,7 +38,7 @@ pub(crate) async fn receive(
             }
             Err(error) => {
                 let why = chain(&error);
-                tracing::warn!("failed to {why}; trying again in {wait:?}");
+                tracing::warn!(%consumer, "failed to {why}; trying again in {wait:?}");
                 trouble.set(Some(why));
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(retry_cap);

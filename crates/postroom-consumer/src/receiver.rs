@@ -186,6 +186,7 @@ impl<F: ConsumerStore> Receiver<F> {
             RECEIVED_AT_ONCE,
             RECEIVE_RETRY_CAP,
             Live::new(),
+            shared.consumer.clone(),
         ));
         let desks = (0..self.concurrency).map(|_| Desk::new(shared.clone())).collect();
         let running = Running {
@@ -575,6 +576,7 @@ impl<F: ConsumerStore> Running<F> {
             Done::Taken(desk, _, Err(error)) => {
                 self.taker = Some(desk);
                 tracing::warn!(
+                    consumer = %self.shared.consumer,
                     "failed to take waiting messages, trying again in {:?}: {}",
                     self.take_wait,
                     chain(&error)

@@ -11,7 +11,9 @@ pub(crate) fn problem(received: &Received) -> Option<String> {
     if received.id.is_none() {
         return Some(format!("it carries no message id of postroom's; kept under the new id {}", message.id));
     }
+    let topic = Some(message.topic.clone());
     let limits = [
+        ("topic", &topic, NAME_BYTES_MAX),
         ("key", &message.key, KEY_BYTES_MAX),
         ("aggregate id", &message.aggregate_id, KEY_BYTES_MAX),
         ("tenant id", &message.tenant_id, KEY_BYTES_MAX),

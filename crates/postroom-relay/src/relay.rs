@@ -240,6 +240,8 @@ impl Relay {
         Some(match action {
             Action::Renew(mut report) => Box::pin(async move {
                 report.sink.clone_from(&self.sink_name);
+                // One that is about to be connected to for the first time is not down.
+                report.sink_down = report.sink_down.filter(|_| told.sink_is_down());
                 report.sink_blocked = self.sink.blocked();
                 told.blocked(report.sink_blocked.as_deref());
                 let began = Instant::now();

@@ -118,6 +118,11 @@ impl Told {
         }
     }
 
+    /// Whether it was told that the sink is down, and not yet that it is back.
+    pub fn sink_is_down(&self) -> bool {
+        self.rations().sink_down_told
+    }
+
     /// Whether the sink's connection is up but takes nothing for now, such as under a memory alarm; tells when that begins and ends.
     pub fn blocked(&self, why: Option<&str>) {
         let since = &mut self.rations().blocked_since;

@@ -124,12 +124,12 @@ fn judge_files(files: &[Vec<Line>], committed: &HashMap<&str, &Committed>, dupli
     for (place, file) in files.iter().enumerate() {
         let broken = file.iter().filter(|line| **line == Line::Broken).count();
         if broken > 0 {
-            violated("I26", format!("{broken} lines of file {} of {} are not whole", place + 1, files.len()));
+            violated("I29", format!("{broken} lines of file {} of {} are not whole", place + 1, files.len()));
         }
     }
     // A relay that dies within a write leaves a torn end, and the next write cuts it off. After a rotation no write comes.
     if files.last().is_some_and(|last| last.contains(&Line::Torn)) {
-        violated("I26", "the newest file ends with a torn line".to_owned());
+        violated("I29", "the newest file ends with a torn line".to_owned());
     }
     let written: Vec<&str> = files
         .iter()
@@ -296,10 +296,10 @@ mod tests {
     fn a_broken_line_is_found_and_so_is_a_torn_one_unless_its_file_was_rotated_away() {
         let whole = || vec![line("a1"), line("a2"), line("b1")];
         assert!(verdict(with_files(vec![vec![Line::Torn], whole()])).is_empty());
-        assert_eq!(verdict(with_files(vec![vec![Line::Broken], whole()])), ["I26"]);
-        assert_eq!(verdict(with_files(vec![[whole(), vec![Line::Broken]].concat()])), ["I26"]);
-        assert_eq!(verdict(with_files(vec![[whole(), vec![Line::Torn]].concat()])), ["I26"]);
-        assert_eq!(verdict(with_files(vec![vec![line("a1"), line("a2"), Line::Torn]])), ["I26", "I1"]);
+        assert_eq!(verdict(with_files(vec![vec![Line::Broken], whole()])), ["I29"]);
+        assert_eq!(verdict(with_files(vec![[whole(), vec![Line::Broken]].concat()])), ["I29"]);
+        assert_eq!(verdict(with_files(vec![[whole(), vec![Line::Torn]].concat()])), ["I29"]);
+        assert_eq!(verdict(with_files(vec![vec![line("a1"), line("a2"), Line::Torn]])), ["I29", "I1"]);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use postroom_sqlite::Database;
 use tokio::sync::{oneshot, watch};
 
 use crate::exit::{self, Failure};
+use crate::say::show;
 use ledger::{Files, Ledger};
 use trouble::SendsSomeTwice;
 
@@ -53,9 +54,18 @@ pub async fn demo(args: DemoArgs, json: bool) -> Result<(), Failure> {
     }
     let ledger = result?;
     if json {
-        println!("{}", serde_json::to_string(&ledger).map_err(|error| Failure::of(exit::FAILURE, &error))?);
+        show!("{}", serde_json::to_string(&ledger).map_err(|error| Failure::of(exit::FAILURE, &error))?);
     } else {
-        print!("{}", ledger.table());
+        crate::say::to_stdout_as_it_is(ledger.table().trim_end());
+        if ledger.balances() {
+            show!("");
+            show!("Next, with your own PostgreSQL and RabbitMQ:");
+            show!("  postroom init      # writes a commented postroom.toml");
+            show!("  postroom migrate   # creates the tables");
+            show!("  postroom check     # says what is missing");
+            show!("  postroom run       # relays what `select postroom.enqueue(...)` writes");
+            show!("README.md has the whole path, in five minutes.");
+        }
     }
     if ledger.balances() {
         Ok(())

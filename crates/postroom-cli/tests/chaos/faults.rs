@@ -287,14 +287,14 @@ fn start_behind_a_pooler(cell: &mut Cell) -> &'static str {
             // The database was away; the next one gets to see the pooler.
             Behind::Unreachable => {}
             Behind::Wrong(found) => {
-                violated(cell, "I25", found);
+                violated(cell, "I28", found);
                 break;
             }
         }
     }
     cell.relays[index].start(&cell.rig, &[]);
     for found in tokio::runtime::Handle::current().block_on(pooled::changed_settings(&pooled)) {
-        violated(cell, "I25", found);
+        violated(cell, "I28", found);
     }
     happened
 }

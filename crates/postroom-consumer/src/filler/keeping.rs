@@ -94,6 +94,7 @@ impl Keeping {
             RECEIVED_AT_ONCE,
             RECEIVE_RETRY_CAP,
             self.told.trouble.clone(),
+            self.keeper.consumer().clone(),
         ));
         let mut stopping = self.stopping.clone();
         self.told.live.set(InboxNow { counters: *counters, filling: true, waiting: 0 });

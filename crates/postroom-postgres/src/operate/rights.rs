@@ -75,13 +75,13 @@ pub(crate) async fn check(connector: &Connector, needs: Needs) -> Result<Vec<Fin
     let encrypted = if encrypted.try_get(0).map_err(failed)? { "encrypted with TLS" } else { "not encrypted" };
     findings.push(Finding::good(format!("the database answers; the connection is {encrypted}")));
     let there = client
-        .query_one("select to_regclass('postroom.migrations') is not null, current_user::text", &[])
+        .query_one("select to_regnamespace('postroom') is not null, current_user::text", &[])
         .await
         .map_err(failed)?;
     let role: String = there.try_get(1).map_err(failed)?;
     if !there.try_get::<_, bool>(0).map_err(failed)? {
         let advice = "run `postroom migrate` on it as the role that is to own the schema";
-        findings.push(Finding::bad("there is no schema postroom in this database, or the role may not use it", advice));
+        findings.push(Finding::bad("there is no schema postroom in this database", advice));
         return Ok(findings);
     }
     let missing = missing_grants(&client, needs).await.map_err(failed)?;
@@ -93,7 +93,7 @@ pub(crate) async fn check(connector: &Connector, needs: Needs) -> Result<Vec<Fin
             format!("run as the owner of the schema: {};", missing.join("; ")),
         ));
     }
-    // Without the right to read it there is nothing more to say.
+    // Without the right to read it there is nothing more to say; an error ends the transaction, and nothing comes after it.
     let version = client.query_one("select max(number) from postroom.migrations", &[]).await;
     match version.and_then(|row| row.try_get::<_, Option<i32>>(0)) {
         Ok(version) => {

@@ -329,7 +329,7 @@ async fn why_tells_what_a_message_waits_for() {
     let down = Report { sink_down: Some("connection refused".to_owned()), ..Report::default() };
     source.renew(&down).await.unwrap();
     let place = &store(&database).whereabouts(ids[0]).await.unwrap()[0];
-    assert!(place.because.iter().any(|line| line.contains("sink is down")), "{:?}", place.because);
+    assert!(place.because.iter().any(|line| line.contains("sink has been down")), "{:?}", place.because);
     assert_eq!(place.history[0].error, "no route");
     let other = enqueue(&client, Some("b"), 1).await;
     drain(&source).await;

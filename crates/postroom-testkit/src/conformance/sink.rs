@@ -135,7 +135,7 @@ pub async fn what_is_judged_as_stored_is_there_in_order_with_its_bytes<F: FarEnd
     let stored = far_end.stored().await;
     assert_eq!(ids(&stored), ids_of(&messages), "I4: in the order of the batch");
     for (stored, payload) in stored.iter().zip(&payloads) {
-        assert!(stored.payload == *payload, "I6: {} bytes came out differently", payload.len());
+        assert!(stored.payload == *payload, "I15: {} bytes came out differently", payload.len());
     }
     sink.close().await;
 }

@@ -116,7 +116,7 @@ pub async fn what_was_published_arrives_in_order_and_whole<F: Queue>(queue: F) {
         let received = subscription.next().await;
         assert_eq!((received.id, received.redelivered), (Some(message.id), false));
         let found = &received.message;
-        assert!(found.payload == message.payload, "I6: {} bytes came out differently", message.payload.len());
+        assert!(found.payload == message.payload, "I15: {} bytes came out differently", message.payload.len());
         assert_eq!((&found.topic, &found.kind, &found.key), (&message.topic, &message.kind, &message.key));
         assert_eq!((&found.headers, &found.content_type), (&message.headers, &message.content_type));
         assert_eq!((&found.tenant_id, &found.aggregate_type), (&message.tenant_id, &message.aggregate_type));

@@ -193,8 +193,16 @@ impl PostgresServer {
     /// # Errors
     /// When the server cannot be reached or refuses the statement.
     pub fn sql(&self, sql: &str) -> io::Result<String> {
+        self.sql_in("postgres", sql)
+    }
+
+    /// The same in another database.
+    ///
+    /// # Errors
+    /// If `psql` fails; with what it said.
+    pub fn sql_in(&self, database: &str, sql: &str) -> io::Result<String> {
         let mut psql = Command::new(self.programs.join("psql"));
-        psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", sql, &self.url("postgres")]);
+        psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", sql, &self.url(database)]);
         succeeded(&mut psql, sql)
     }
 }
