@@ -193,7 +193,7 @@ impl Connector {
     }
 }
 
-const UNREADABLE: &str = "it cannot be parsed; it is postgres://USER:PASSWORD@HOST:PORT/DATABASE, with special characters of user and \
+const UNREADABLE: &str = "it cannot be parsed; write postgres://USER:PASSWORD@HOST:PORT/DATABASE, with special characters of user and \
                           password percent-encoded (@ as %40, : as %3A, / as %2F, ? as %3F, # as %23, % as %25)";
 
 /// The password of a line of a password file, if the line is about this host, port, database and user.
@@ -227,8 +227,8 @@ pub(crate) fn behind_a_pooler() -> StoreError {
     StoreError::Refused {
         what: "use this connection for a relay",
         source:
-            "a connection pooler answers: the session's settings did not arrive, or its transactions run on several \
-                 backends. Give the relay a URL that leads to PostgreSQL itself; writers may keep the pooler"
+            "a connection pooler answered: the session's settings did not arrive, or its transactions run on several \
+                 backends. Give the relay a URL that connects to PostgreSQL directly; writers may still use the pooler"
                 .into(),
     }
 }

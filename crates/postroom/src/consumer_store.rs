@@ -29,7 +29,7 @@ pub trait Session<F: Transactions>: Send + 'static {
 
 /// What became of an arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "a duplicate must not have its effect again"]
+#[must_use = "the effect of a duplicate must not be applied again"]
 pub enum Admitted {
     /// It is in the inbox now and may have its effect in this transaction.
     New,

@@ -17,7 +17,7 @@ pub enum GuardError {
         actual: u64,
     },
     /// A unique key was taken: it was done before, or by somebody else.
-    #[error("{what}: {constraint} is taken already; everything is rolled back")]
+    #[error("{what}: {constraint} is already taken; everything is rolled back")]
     Conflict {
         /// What was being done.
         what: &'static str,

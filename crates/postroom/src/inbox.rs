@@ -14,7 +14,7 @@ pub struct Consumer(String);
 
 /// A name that no inbox takes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("name a consumer {0:?}: it wants 1 to 255 bytes without NUL")]
+#[error("name a consumer {0:?}: the name must have 1 to 255 bytes without NUL")]
 pub struct InvalidConsumer(String);
 
 impl Consumer {
@@ -41,7 +41,7 @@ impl fmt::Display for Consumer {
 
 /// Whether a message may have its effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "a duplicate must not have its effect again"]
+#[must_use = "the effect of a duplicate must not be applied again"]
 pub enum Admission {
     /// First time: do the work in the same transaction, commit, then ack.
     New,
@@ -64,6 +64,6 @@ pub enum OnceError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The effect itself failed.
-    #[error("have the effect")]
+    #[error("apply the effect")]
     Effect(#[source] BoxError),
 }

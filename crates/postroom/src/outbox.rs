@@ -14,7 +14,7 @@ pub enum EnqueueError {
     #[error(transparent)]
     Limit(#[from] LimitExceeded),
     /// Two messages carry the same id, or the id is in the outbox already: this message was written before.
-    #[error("enqueue message {id}: its id is in the outbox already, so it was written before; roll back")]
+    #[error("enqueue message {id}: its id is already in the outbox, so it was written before; roll back")]
     AlreadyEnqueued {
         /// The database's account of the id.
         id: String,

@@ -128,7 +128,7 @@ pub enum MigrateError {
     Store(#[from] StoreError),
     /// An applied migration differs from the one in this program.
     #[error(
-        "migrate: migration {number} ({name}) was applied with other content than this program has; \
+        "migrate: migration {number} ({name}) was applied with different content than this program has; \
          use the version that applied it, or restore the migration file"
     )]
     Changed {
@@ -138,7 +138,9 @@ pub enum MigrateError {
         name: String,
     },
     /// The schema is newer than this program.
-    #[error("migrate: the schema has migration {number}, this program knows only {known}; use a newer postroom")]
+    #[error(
+        "migrate: the schema has migration {number}, but the newest that this program knows is {known}; use a newer postroom"
+    )]
     Newer {
         /// Newest number in the database.
         number: i64,
@@ -146,10 +148,12 @@ pub enum MigrateError {
         known: i64,
     },
     /// The number of lanes is out of range.
-    #[error("migrate: {0} lanes; choose 1 to 1024")]
+    #[error("migrate: {0} lanes are not possible; choose 1 to 1024")]
     Lanes(u16),
     /// The schema has another number of lanes.
-    #[error("migrate: the schema has {schema} lanes and cannot get {asked}; leave --lanes out to keep them")]
+    #[error(
+        "migrate: the schema has {schema} lanes, which cannot be changed to {asked}; leave out --lanes to keep them"
+    )]
     OtherLanes {
         /// Lanes of the schema.
         schema: u16,
@@ -159,7 +163,7 @@ pub enum MigrateError {
     /// The schema belongs to somebody else, who could have put anything into it.
     #[error(
         "migrate: the schema postroom belongs to role {owner:?}, and this is role {role:?}; run `postroom migrate` as {owner:?}, or drop \
-         the schema if nobody should have made it"
+         the schema if it was created by mistake"
     )]
     Owner {
         /// Whose it is.

@@ -8,7 +8,7 @@ pub struct TopicFilter(Vec<String>);
 
 /// A pattern that selects nothing sensible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("read topic pattern {0:?}: it wants a topic, a prefix ending in `*`, or `*`")]
+#[error("read topic pattern {0:?}: it must be a topic, a prefix ending in `*`, or `*`")]
 pub struct InvalidTopicPattern(String);
 
 impl TopicFilter {

@@ -44,7 +44,7 @@ impl Postgres {
             effect(&mut tx).await.map_err(effect_error)?;
             // An effect that swallowed a database error left the transaction aborted, and the server answers COMMIT
             // with a silent rollback. This statement fails there instead.
-            tx.batch_execute("select 1").await.map_err(store("have the effect: its transaction is aborted"))?;
+            tx.batch_execute("select 1").await.map_err(store("apply the effect: its transaction is aborted"))?;
         }
         tx.commit().await.map_err(store("commit the effect"))?;
         Ok(admission)
@@ -54,7 +54,7 @@ impl Postgres {
 /// A database error inside the effect is sorted like one of ours: a deadlock there is transient too.
 fn effect_error(error: BoxError) -> OnceError {
     match error.downcast::<tokio_postgres::Error>() {
-        Ok(error) => OnceError::Store(store_error("have the effect", *error)),
+        Ok(error) => OnceError::Store(store_error("apply the effect", *error)),
         Err(error) => OnceError::Effect(error),
     }
 }

@@ -24,7 +24,7 @@ const INTERRUPT_EVERY: Duration = Duration::from_millis(10);
 
 /// There is no transaction any more.
 #[derive(Debug, thiserror::Error)]
-#[error("its transaction was ended by a statement in it, or by giving up what ran in it")]
+#[error("its transaction was ended by a statement in it, or because a statement in it was cancelled")]
 pub(crate) struct Ended;
 
 /// An open immediate transaction on a worker's own connection; rolled back when it is dropped.
