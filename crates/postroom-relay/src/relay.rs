@@ -179,7 +179,7 @@ impl Relay {
                 biased;
                 () = &mut stop, if deadline.is_none() => {
                     deadline = Some(Instant::now() + self.stop_deadline);
-                    tracing::info!(route = %self.route.name, in_flight = engine.in_flight(), "stopping: finishing what is in flight");
+                    tracing::info!(route = %self.route.name, in_flight = engine.in_flight(), "stopping: finishing the messages in flight");
                     Some(Input::Stop)
                 }
                 Some(input) = work.next(), if !work.is_empty() => input,
@@ -201,7 +201,7 @@ impl Relay {
         told.rest(true);
         let unfinished = engine.unfinished();
         if unfinished > 0 {
-            tracing::warn!(route = %self.route.name, unfinished, "stopped before these were through; they are published again");
+            tracing::warn!(route = %self.route.name, unfinished, "stopped before these were finished; they will be published again");
         }
         let released = self.close(&told).await;
         self.live.set(engine.standing());
@@ -209,7 +209,7 @@ impl Relay {
         if unwritten > 0 {
             tracing::warn!(
                 route = %self.route.name, unwritten,
-                "stopped with so many that are done and not covered by a saved position: those that the sink has may be sent again"
+                "stopped with this many finished messages that no saved position covers: those that the sink has may be sent again"
             );
         }
         Summary { counters: engine.counters(), unfinished, unwritten, released }
@@ -221,7 +221,7 @@ impl Relay {
         let released = match release {
             Ok(Ok(())) => true,
             Ok(Err(error)) => {
-                told.complaint("give the lanes back; they are free when the lease expires", &error);
+                told.complaint("give the lanes back; they become free when the lease expires", &error);
                 false
             }
             Err(_) => {
@@ -268,13 +268,13 @@ impl Relay {
                 let proven = proven && self.sink.blocked().is_none();
                 let noted = self.source.note(token, proven).await;
                 let noted =
-                    noted.inspect_err(|error| drop(told.complaint("note the message that travels alone", error)));
+                    noted.inspect_err(|error| drop(told.complaint("note the message that is published alone", error)));
                 Some(Input::Noted(noted.unwrap_or(Noted { proven, ..Noted::default() })))
             }),
             Action::ClearNote => Box::pin(async move {
                 let cleared = self.source.clear_note().await;
                 let cleared = cleared
-                    .inspect_err(|error| drop(told.complaint("take the note off a message that came back", error)));
+                    .inspect_err(|error| drop(told.complaint("clear the note about a message that came back", error)));
                 Some(Input::NoteCleared(cleared.is_ok()))
             }),
             Action::Settle(settlements) => Box::pin(async move {
@@ -338,7 +338,7 @@ impl Relay {
             let lanes: Vec<String> = lost.iter().map(|lost| lost.lane.to_string()).collect();
             tracing::warn!(
                 route = %self.route.name, lanes = %lanes.join(","),
-                "lost lanes; what was in hand of them is published again by whoever has them"
+                "lost lanes; their messages in flight will be published again by the relay that holds them now"
             );
         }
     }
@@ -351,14 +351,14 @@ impl Relay {
         });
         if let Some(why) = unknown.next() {
             let messages = 1 + unknown.count();
-            tracing::warn!(route = %self.route.name, messages, "nobody knows whether the sink has these; they are published again: {why}");
+            tracing::warn!(route = %self.route.name, messages, "it is unknown whether the sink has these; they are published again: {why}");
         }
     }
 
     fn panicked(&self, what: &str, panic: &(dyn Any + Send)) -> String {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no text".to_owned());
-        tracing::error!(route = %self.route.name, "panicked to {what}: {text}");
+        tracing::error!(route = %self.route.name, "panicked while trying to {what}: {text}");
         format!("the sink panicked: {text}")
     }
 }

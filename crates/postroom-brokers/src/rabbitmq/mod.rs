@@ -172,7 +172,7 @@ fn uri(url: &str) -> Result<(AMQPUri, TlsFiles), String> {
     // The client's own words may quote a password that is not percent-encoded.
     let mut uri: AMQPUri = rest.parse().map_err(|_| {
         format!(
-            "url {shown} cannot be read; it is amqp://USER:PASSWORD@HOST:PORT/VHOST, with special characters of user, password and \
+            "url {shown} cannot be parsed; write amqp://USER:PASSWORD@HOST:PORT/VHOST, with special characters of user, password and \
              virtual host percent-encoded (/ as %2f, @ as %40, : as %3a)"
         )
     })?;
