@@ -46,7 +46,7 @@ pub struct Waiting {
     pub claim: i64,
     /// Claims in a row, this one included, that ended without a word of the one who had them.
     pub claims: u32,
-    /// Attempts burned.
+    /// Attempts used up.
     pub attempts: u32,
     /// It waited for an earlier version, and the reorder window is over.
     pub window_over: bool,
@@ -82,7 +82,7 @@ pub enum Settle {
     Retry {
         /// Wait by the database's clock.
         after: Duration,
-        /// Attempts burned.
+        /// Attempts used up.
         attempts: u32,
         /// For the operator.
         error: String,
@@ -94,7 +94,7 @@ pub enum Settle {
     },
     /// It cannot be handled.
     Dead {
-        /// Attempts burned.
+        /// Attempts used up.
         attempts: u32,
         /// Why.
         cause: Cause,
