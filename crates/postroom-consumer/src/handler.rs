@@ -12,7 +12,7 @@ use postroom::{Aggregate, BoxError, Message, Transactions};
 #[derive(Debug)]
 pub enum HandlerError {
     /// It may pass later: it is tried again after a wait, and is dead when its attempts are used up. Lock timeouts,
-    /// serialization failures and broken connections of the store are recognised and burn no attempt.
+    /// serialization failures and broken connections of the store are recognised and use up no attempt.
     Again(BoxError),
     /// It will never pass: it is dead at once.
     Reject(BoxError),
@@ -64,7 +64,7 @@ pub struct Incoming<M> {
     pub body: M,
     /// The message itself, with id, key, headers, aggregate and version.
     pub message: Arc<Message>,
-    /// Attempts burned before this one.
+    /// Attempts used up before this one.
     pub attempts: u32,
     /// The version that was handled last, where this message is not newer: only with [`Stale::Merge`].
     pub merge_into: Option<i64>,

@@ -93,7 +93,7 @@ pub enum Action {
 pub struct Death {
     /// The message.
     pub message: Arc<Message>,
-    /// Attempts burned.
+    /// Attempts used up.
     pub attempts: u32,
     /// Why it is dead.
     pub cause: Cause,

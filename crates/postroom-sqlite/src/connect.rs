@@ -1,4 +1,4 @@
-//! Opening a database file the way this store wants it.
+//! Opens a database file with the settings that this store needs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -4,8 +4,8 @@
 //! - The client library attaches a `basic.return` to whichever confirm comes next, not to the returned message's. So the
 //!   sink waits for all confirms of a batch, collects the returns from all of them, matches them by message id, and only
 //!   then judges (docs/decisions/0004).
-//! - Every wait has the sink's own deadline; what is open then is *unknown* and goes out again with the same id.
-//! - The client's auto-recovery stays off: it leaves confirms pending for ever. A broken connection is replaced whole.
+//! - Every wait has the sink's own deadline; what has no answer then is *unknown* and is published again with the same id.
+//! - The client's auto-recovery stays off: it leaves confirms pending for ever. A broken connection is replaced as a whole.
 //! - What a broker sends passes a fence before the client sees it: some bytes would end the process or block the queue.
 
 mod check;
@@ -46,7 +46,7 @@ const FRAME_MAX_MIN: u32 = 32_768;
 #[serde(deny_unknown_fields)]
 pub struct RabbitmqOptions {
     /// `amqp://` or `amqps://` URL. Certificates are verified against the system's roots and what `cacertfile` in the URL names;
-    /// `certfile` and `keyfile` are a certificate of ours.
+    /// `certfile` and `keyfile` are a client certificate.
     pub url: String,
     /// The topic exchange; `postroom` by default.
     #[serde(default = "default_exchange")]

@@ -1,4 +1,4 @@
-//! What a URL says of TLS, by the names that RabbitMQ's own URLs have: `cacertfile`, `certfile` and `keyfile`, files in PEM.
+//! The TLS options of a URL, with the names that RabbitMQ's own URLs use: `cacertfile`, `certfile` and `keyfile`, files in PEM.
 //! <https://www.rabbitmq.com/docs/uri-query-parameters>
 //!
 //! Certificates are always verified, and so is the server's name.

@@ -24,8 +24,8 @@ impl<'t> Inbox<Transaction<'t>> for Postgres {
 }
 
 impl Postgres {
-    /// Has the effect once: begins a transaction, claims `(consumer, id)`, runs `effect` if it was not claimed before, and
-    /// commits. Ack the message after this returned, and only then. An error, a panic or a crash rolls back claim and
+    /// Applies the effect once: begins a transaction, claims `(consumer, id)`, runs `effect` if it was not claimed before, and
+    /// commits. Ack the message only after this has returned. An error, a panic or a crash rolls back claim and
     /// effect together, and so does dropping the future.
     ///
     /// `lock_timeout` of the connection bounds the wait behind a concurrent duplicate; it counts as transient, like a

@@ -23,7 +23,7 @@ impl Transactions for Postgres {
     type Tx<'c> = Transaction<'c>;
 }
 
-/// A worker's connection, opened when it is needed and again after it broke. What is under way when it is dropped is
+/// A worker's connection, opened when it is needed and again after it broke. A statement that runs when it is dropped is
 /// cancelled at the server.
 pub struct PostgresSession {
     connector: Connector,
