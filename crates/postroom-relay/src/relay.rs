@@ -44,20 +44,20 @@ pub struct Relay {
 /// How a relay ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Summary {
-    /// What it saw.
+    /// What it counted.
     pub counters: Counters,
-    /// Deliveries that were claimed and not settled when the deadline came; they are published again by whoever is next.
+    /// Deliveries that were claimed and not settled at the deadline; the next relay publishes them again.
     pub unfinished: usize,
-    /// At most so many deliveries that are done are not known to be covered by a saved position, because the store could not be
+    /// At most this many finished deliveries are not known to be covered by a saved position, because the store could not be
     /// reached or an unfinished one is before them: those that the sink has are sent again.
     pub unwritten: usize,
-    /// The lanes were given back. Otherwise others wait for the lease to end.
+    /// The lanes were given back. Otherwise other relays wait until the lease expires.
     pub released: bool,
 }
 
 impl Relay {
     /// A relay of this route with 2,000 messages and 64 MiB in flight, an idle poll of 200 ms, and a stop deadline of 20 s. The
-    /// source has to be of the same route.
+    /// source must be of the same route.
     pub fn new(route: Route, source: Arc<dyn Source>, sink: Arc<dyn Sink>) -> Self {
         Self {
             route,
@@ -81,13 +81,13 @@ impl Relay {
         self
     }
 
-    /// Most deliveries claimed and not passed by the stored position, which is what a crash can repeat; at least 1.
+    /// Most deliveries that are claimed but not yet covered by a saved position, which is what a crash can repeat; at least 1.
     pub fn in_flight_max(mut self, messages: usize) -> Self {
         self.in_flight_max = messages.max(1);
         self
     }
 
-    /// About how many bytes of payloads and headers may be in memory, one message more at most; at least 1.
+    /// Limit on the bytes of payloads and headers in memory, which one message may exceed; at least 1.
     pub fn in_flight_bytes_max(mut self, bytes: usize) -> Self {
         self.in_flight_bytes_max = bytes.max(1);
         self
@@ -99,13 +99,13 @@ impl Relay {
         self
     }
 
-    /// How long a stop may take before it leaves unfinished what is in flight; a year at most.
+    /// How long a stop may take before it leaves messages in flight unfinished; at most a year.
     pub fn stop_deadline(mut self, deadline: Duration) -> Self {
         self.stop_deadline = deadline.min(LONGEST);
         self
     }
 
-    /// What the sink is, for people, without secrets; shown by `postroom status`.
+    /// A name for the sink, for people, without secrets; shown by `postroom status`.
     pub fn sink_named(mut self, name: impl Into<String>) -> Self {
         self.sink_name = Some(name.into());
         self
@@ -117,19 +117,19 @@ impl Relay {
         self
     }
 
-    /// Tells an observer what happens, once a batch.
+    /// Tells an observer what happens, once for each batch.
     pub fn observed_by(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = observer;
         self
     }
 
-    /// Says here how the route stands, after every step.
+    /// Publishes the route's state here, after every step.
     pub fn shown_in(mut self, live: Live<RouteNow>) -> Self {
         self.live = live;
         self
     }
 
-    /// Runs until `stop` resolves, then claims nothing more, finishes what is in flight within the deadline, gives the
+    /// Runs until `stop` resolves, then claims nothing more, finishes the messages in flight within the deadline, gives the
     /// lanes back and closes the sink. Errors of the store and the broker are logged and tried again; they never end it.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Summary {
         let began = Instant::now();

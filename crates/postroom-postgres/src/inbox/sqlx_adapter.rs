@@ -20,7 +20,7 @@ impl Transactions for SqlxPostgres {
 
 /// Takes a worker's transactions from the application's pool, which needs a connection for each worker and two more.
 ///
-/// A handler that hangs in a query is given up, and its connection is the pool's again when the server is done with the
+/// A handler that hangs in a query is abandoned, and its connection returns to the pool when the server has finished the
 /// query: set `statement_timeout` on the pool.
 #[derive(Debug, Clone)]
 pub struct SqlxSession {
