@@ -500,4 +500,25 @@ pub(crate) const BUGS: &[Bug] = &[
         test: &["--test", "store", "a_route_that_starts_while_its_database_is_away_is_registered_when_it_is_back"],
         needs_bin: false,
     },
+    Bug {
+        name: "a_route_is_forgotten_with_its_messages",
+        breaks: "forgets a route that still has unsent and dead messages, without being told to",
+        package: "postroom-sqlite",
+        test: &["--test", "conformance", "a_route_that_is_gone_is_forgotten_and_nothing_of_it_by_mistake"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "seqs_are_handed_out_again_after_a_migration",
+        breaks: "lets the outbox of an older file count on from the rows that are left, below positions",
+        package: "postroom-sqlite",
+        test: &["--test", "schema", "an_older_file_keeps_every_message_its_order_and_the_next_seq"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "parked_messages_are_in_no_backlog",
+        breaks: "shows no backlog while messages wait for a retry",
+        package: "postroom-postgres",
+        test: &["--test", "conformance", "what_waits_is_counted_and_found"],
+        needs_bin: false,
+    },
 ];

@@ -24,7 +24,7 @@ pub const BROKERS: &[&Broker] = &[
 /// A broker, as a configuration names it.
 #[derive(Debug)]
 pub struct Broker {
-    /// What `kind` says.
+    /// The value of `kind`.
     pub kind: &'static str,
     /// One line for people.
     pub about: &'static str,
@@ -34,7 +34,7 @@ pub struct Broker {
     pub subscription: Option<Section<dyn SubscriptionOptions>>,
 }
 
-/// A section of the configuration, told apart by its `kind`.
+/// A section of the configuration, identified by its `kind`.
 pub struct Section<O: ?Sized> {
     /// Its keys, without `kind`.
     keys: fn() -> &'static [&'static str],

@@ -1,4 +1,4 @@
-//! Brokers, one folder each. A broker's options, construction, example and docs stand in its folder; everything else goes
+//! Brokers, one folder each. A broker's options, construction, example and docs are in its folder; everything else goes
 //! through [`BROKERS`], the list.
 
 pub mod in_process;

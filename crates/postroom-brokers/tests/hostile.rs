@@ -272,7 +272,7 @@ fn what_amqp_cannot_carry_is_refused_when_the_subscription_is_set_up() {
     refused(&|options| options.prefetch = 0, "prefetch must be at least 1");
     refused(&|options| options.url.push_str("?frame_max=0"), "frame_max=0");
     refused(&|options| options.url.push_str("?frame_max=4294967295"), "must be between 32768 and 1048576");
-    refused(&|options| options.url.push_str("?heartbeat=soon"), "cannot be read");
+    refused(&|options| options.url.push_str("?heartbeat=soon"), "cannot be parsed");
     refused(&|options| options.url = format!("amqp://guest:secret@localhost/{}", "v".repeat(256)), "virtual host");
     refused(&|options| options.url = "http://guest:secret@localhost".to_owned(), "must begin with amqp://");
     let options = RabbitmqOptions::new(format!("amqp://guest:secret@localhost/{}", "v".repeat(256)));

@@ -1,4 +1,4 @@
-//! Who acts, for audit rows.
+//! Who performs an action, for the audit rows.
 
 use clap::Args;
 use postroom::Deed;
@@ -8,10 +8,10 @@ use crate::exit::{self, Failure};
 /// Why, and who.
 #[derive(Debug, Args)]
 pub struct DeedArgs {
-    /// Why; it is kept in the audit row
+    /// Why you do this; recorded in the audit row
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
-    /// Who does it, when that is not the user of this system; both are kept in the audit row, beside the database role
+    /// Who does this, if not the current system user; the audit row records both, and the database role
     #[arg(long, value_name = "NAME")]
     pub actor: Option<String>,
 }
@@ -21,14 +21,14 @@ impl DeedArgs {
     pub fn deed(&self) -> Result<Deed, Failure> {
         let reason = self.reason.clone().unwrap_or_default();
         if reason.trim().is_empty() {
-            let text = "--reason TEXT is required and must not be empty; it is kept in the audit row";
+            let text = "--reason TEXT is required and must not be empty; it is recorded in the audit row";
             return Err(Failure::new(exit::USAGE, text));
         }
         Ok(Deed { actor: actor(self.actor.as_deref()), reason })
     }
 }
 
-/// The name that was given with the user of the system, or that user alone.
+/// The given name together with the system user, or that user alone.
 pub fn actor(given: Option<&str>) -> String {
     let user = user();
     match given.map(str::trim).filter(|given| !given.is_empty()) {

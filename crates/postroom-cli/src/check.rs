@@ -1,4 +1,4 @@
-//! `postroom check`: whether `postroom run` would find everything that it needs. Changes nothing.
+//! `postroom check`: whether everything that `postroom run` needs is there. Changes nothing.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::exit::{self, Failure};
 use crate::say::show;
 use crate::store;
 
-/// A broker that has not answered by then counts as one that cannot be reached.
+/// A broker that has not answered within this time counts as unreachable.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(15);
 
 /// What one part of the configuration needs.
@@ -74,7 +74,7 @@ async fn answered(check: impl Future<Output = Result<String, postroom::Unavailab
         }
         Err(_) => {
             let text = format!("no answer within {} s", ANSWERS_WITHIN.as_secs());
-            Finding::bad(text, "look whether a firewall or a proxy is between")
+            Finding::bad(text, "check for a firewall or a proxy in between")
         }
     }
 }

@@ -30,7 +30,7 @@ pub struct Config {
     pub inboxes: Vec<Inbox>,
 }
 
-/// `[[inboxes]]`: messages of a queue are kept in the store for an application that takes them with SQL.
+/// `[[inboxes]]`: messages of a queue are copied to the store for an application that takes them with SQL.
 #[derive(Debug)]
 pub struct Inbox {
     pub consumer: Consumer,
@@ -47,7 +47,7 @@ pub struct Relay {
     pub poll_idle: Duration,
     pub lease: Duration,
     pub stop_deadline: Duration,
-    /// Be woken by the notifications of writers, besides polling.
+    /// Also be woken by the notifications of writers, in addition to polling.
     pub listen: bool,
 }
 
@@ -58,7 +58,7 @@ pub struct Routed {
     pub sink: Arc<dyn SinkOptions>,
 }
 
-/// Reads and checks the file, with `POSTROOM_…` variables over it.
+/// Reads and checks the file, overridden by `POSTROOM_…` variables.
 pub fn load(path: &Path) -> Result<Config, Failure> {
     let wrong = |problem: String| Failure::new(exit::CONFIG, format!("{}: {problem}", path.display()));
     let mut text = std::fs::read_to_string(path).map_err(|error| {
@@ -66,7 +66,7 @@ pub fn load(path: &Path) -> Result<Config, Failure> {
     })?;
     text.push('\n');
     let table: Table = text.parse().map_err(|error: toml::de::Error| {
-        // The whole message quotes the line, which may hold a password.
+        // The full error quotes the line, which may contain a password.
         wrong(format!("not valid TOML: {}", error.message()))
     })?;
     let variables = environment::variables().map_err(|problem| Failure::new(exit::CONFIG, problem))?;
@@ -75,14 +75,14 @@ pub fn load(path: &Path) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// A file with a password in it is its owner's.
+/// Warns if others can read a file with a password in it.
 #[cfg(unix)]
 fn warn_of_readers(path: &Path, text: &str) {
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::metadata(path).map_or(0, |about| about.permissions().mode());
     if mode & 0o004 != 0 && redact_text(text) != *text {
         tracing::warn!(
-            "{} holds a password and can be read by everybody on this machine; run `chmod o-r` on it, or put the URL into a variable",
+            "{} contains a password, and every user of this machine can read it; run `chmod o-r` on it, or put the URL into a variable",
             path.display()
         );
     }
@@ -91,7 +91,7 @@ fn warn_of_readers(path: &Path, text: &str) {
 #[cfg(not(unix))]
 fn warn_of_readers(_: &Path, _: &str) {}
 
-/// Only the store's URL: what `migrate` and `status` need.
+/// Only the store's URL, which is all that `migrate` and `status` need.
 pub fn store_url(path: &Path) -> Result<String, Failure> {
     load(path).map(|config| config.store_url)
 }
@@ -99,7 +99,7 @@ pub fn store_url(path: &Path) -> Result<String, Failure> {
 fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
     overlay(&mut table, variables)?;
     known(&table, TOP_KEYS, "")?;
-    let store = section(&table, "store")?.ok_or("[store] is missing; it wants url = \"postgres://…\"")?;
+    let store = section(&table, "store")?.ok_or("[store] is missing; it must contain url = \"postgres://…\"")?;
     known(store, STORE_KEYS, "store.")?;
     let store_url = text(store, "url", "store.")?.ok_or("store.url is missing")?;
 
@@ -116,21 +116,24 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
         listen: truth(relay, "listen", "relay.")?.unwrap_or(false),
     };
     if relay.lease < Duration::from_secs(1) {
-        return Err("relay.lease is shorter than 1s: a slow round trip would lose it".to_owned());
+        return Err("relay.lease is shorter than 1s: a slow round trip would make the relay lose it".to_owned());
     }
     if relay.poll_idle.is_zero() {
-        return Err("relay.poll_idle is zero: the database would be asked without a pause".to_owned());
+        return Err("relay.poll_idle is zero: the database would be polled without a pause".to_owned());
     }
 
     let none = Vec::new();
     let tables = |key: &str| match table.get(key) {
         None => Ok(&none),
         Some(Value::Array(tables)) if !tables.is_empty() => Ok(tables),
-        Some(_) => Err(format!("{key} wants to be written as [[{key}]]")),
+        Some(_) => Err(format!("{key} must be written as [[{key}]]")),
     };
     let (routes, inboxes) = (tables("routes")?, tables("inboxes")?);
     if routes.is_empty() && inboxes.is_empty() {
-        return Err("there is no [[routes]]: nothing would be relayed, and no [[inboxes]]: nothing received".to_owned());
+        return Err(
+            "there is neither [[routes]] nor [[inboxes]], so nothing would be sent or received; add one of them"
+                .to_owned(),
+        );
     }
     let inboxes: Vec<Inbox> =
         inboxes.iter().enumerate().map(|(index, inbox)| read_inbox(index, inbox)).collect::<Result<_, _>>()?;
@@ -141,14 +144,17 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
         .collect::<Result<_, _>>()?;
     for (index, Routed { route, .. }) in routes.iter().enumerate() {
         if routes[..index].iter().any(|other| other.route.name == route.name) {
-            return Err(format!("two routes are named {:?}; each keeps its position under its name", route.name));
+            return Err(format!(
+                "two routes are named {:?}; a route's position is stored under its name, so rename one of them",
+                route.name
+            ));
         }
     }
     for (index, inbox) in inboxes.iter().enumerate() {
         if inboxes[..index].iter().any(|other| other.consumer == inbox.consumer) {
             return Err(format!(
-                "two inboxes are of the consumer {:?}; one queue fills the inbox of a consumer: bind that queue to both \
-                 sources, or give the second one a consumer of its own",
+                "two inboxes have the consumer {:?}; the inbox of a consumer is filled from one queue: bind that queue to \
+                 both sources, or give the second inbox a different consumer",
                 inbox.consumer.as_str()
             ));
         }
@@ -158,7 +164,7 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
 
 fn read_inbox(index: usize, value: &Value) -> Result<Inbox, String> {
     let at = format!("inboxes[{index}].");
-    let inbox = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
+    let inbox = value.as_table().ok_or_else(|| format!("{at} must be a table"))?;
     known(inbox, INBOX_KEYS, &at)?;
     let consumer = text(inbox, "consumer", &at)?.ok_or_else(|| format!("{at}consumer is missing"))?;
     let consumer = Consumer::new(consumer).map_err(|error| format!("{at}consumer: failed to {error}"))?;
@@ -168,22 +174,22 @@ fn read_inbox(index: usize, value: &Value) -> Result<Inbox, String> {
     Ok(Inbox { consumer, from })
 }
 
-/// What a parser says of a wrong value, without the value: it may be a password that stands at the wrong key.
+/// A parser's error about a wrong value, without the value: it may be a password at the wrong key.
 fn unquoted(error: &str) -> String {
     match (error.find("string \""), error.rfind('"')) {
-        (Some(from), Some(to)) if from + 8 <= to => format!("{}a text{}", &error[..from], &error[to + 1..]),
+        (Some(from), Some(to)) if from + 8 <= to => format!("{}a string{}", &error[..from], &error[to + 1..]),
         _ => error.to_owned(),
     }
 }
 
-/// The options of a table that is told apart by `kind`.
+/// The options of a table whose `kind` decides which keys it has.
 fn of_kind<O: ?Sized + 'static>(
     value: &Value,
     at: &str,
     kinds: &[&'static str],
     section: fn(&str) -> Option<&'static Section<O>>,
 ) -> Result<Arc<O>, String> {
-    let table = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
+    let table = value.as_table().ok_or_else(|| format!("{at} must be a table"))?;
     let kind = text(table, "kind", at)?.ok_or_else(|| format!("{at}kind is missing; {}", one_of(kinds)))?;
     let section = section(&kind).ok_or_else(|| {
         let hint = nearest(&kind, kinds).map_or_else(|| one_of(kinds), did_you_mean);
@@ -198,7 +204,7 @@ fn of_kind<O: ?Sized + 'static>(
         section.read(options).map_err(|error| unquoted(&error.to_string()))
     };
     read(&options).map_err(|error| {
-        // The key without which it would not be said.
+        // The key without which there would not be this error.
         let to_blame = |key: &&String| {
             let mut others = options.clone();
             others.remove(key.as_str());
@@ -211,31 +217,31 @@ fn of_kind<O: ?Sized + 'static>(
 
 fn read_route(index: usize, value: &Value, lease: Duration) -> Result<Routed, String> {
     let at = format!("routes[{index}].");
-    let route = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
+    let route = value.as_table().ok_or_else(|| format!("{at} must be a table"))?;
     known(route, ROUTE_KEYS, &at)?;
     let name = text(route, "name", &at)?.ok_or_else(|| format!("{at}name is missing"))?;
     if name.is_empty() || name.len() > 255 {
-        return Err(format!("{at}name wants 1 to 255 bytes"));
+        return Err(format!("{at}name must have 1 to 255 bytes"));
     }
     let topics = patterns(route, "topics", &at)?.unwrap_or_else(TopicFilter::all);
     let start_at = match text(route, "start_at", &at)?.as_deref() {
         None | Some("oldest") => StartAt::Oldest,
         Some("now") => StartAt::Now,
-        Some(other) => return Err(format!("{at}start_at is {other:?}; it wants \"oldest\" or \"now\"")),
+        Some(other) => return Err(format!("{at}start_at is {other:?}; it must be \"oldest\" or \"now\"")),
     };
     let order = match text(route, "order", &at)?.as_deref() {
         None | Some("key") => Order::Key,
         Some("pipelined") => Order::Pipelined,
         Some("none") => Order::None,
-        Some(other) => return Err(format!("{at}order is {other:?}; it wants \"key\", \"pipelined\" or \"none\"")),
+        Some(other) => return Err(format!("{at}order is {other:?}; it must be \"key\", \"pipelined\" or \"none\"")),
     };
     let on_dead = match text(route, "on_dead", &at)?.as_deref() {
         None | Some("skip") => OnDead::Skip,
         Some("block") if order == Order::None => {
-            return Err(format!("{at}on_dead = \"block\" wants an order: without one no key is blocked"));
+            return Err(format!("{at}on_dead = \"block\" requires an order: without an order no key is blocked"));
         }
         Some("block") => OnDead::Block,
-        Some(other) => return Err(format!("{at}on_dead is {other:?}; it wants \"skip\" or \"block\"")),
+        Some(other) => return Err(format!("{at}on_dead is {other:?}; it must be \"skip\" or \"block\"")),
     };
     let rate = number(route, "rate", &at, 1, 10_000_000)?.map(|rate| rate as u32);
     let breaker_after = number(route, "breaker_after", &at, 0, 1_000_000)?.unwrap_or(0) as u32;
@@ -250,7 +256,7 @@ fn read_route(index: usize, value: &Value, lease: Duration) -> Result<Routed, St
 }
 
 fn read_retry(value: &Value, at: &str) -> Result<RetryPolicy, String> {
-    let retry = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
+    let retry = value.as_table().ok_or_else(|| format!("{at} must be a table"))?;
     known(retry, RETRY_KEYS, at)?;
     let default = RetryPolicy::default();
     let base = match retry.get("base") {
@@ -259,7 +265,7 @@ fn read_retry(value: &Value, at: &str) -> Result<RetryPolicy, String> {
             .as_float()
             .or(value.as_integer().map(|base| base as f64))
             .filter(|base| (1.0..=100.0).contains(base))
-            .ok_or_else(|| format!("{at}base wants a number from 1 to 100"))?,
+            .ok_or_else(|| format!("{at}base must be a number from 1 to 100"))?,
     };
     Ok(RetryPolicy {
         base,
@@ -272,17 +278,19 @@ fn read_retry(value: &Value, at: &str) -> Result<RetryPolicy, String> {
                 let read = |(index, limit)| read_limit(limit, &format!("{at}limits[{index}]."));
                 limits.iter().enumerate().map(read).collect::<Result<_, _>>()?
             }
-            Some(_) => return Err(format!("{at}limits wants to be written as [[routes.retry.limits]]")),
+            Some(_) => return Err(format!("{at}limits must be written as [[routes.retry.limits]]")),
         },
     })
 }
 
 fn read_limit(value: &Value, at: &str) -> Result<AttemptLimit, String> {
-    let limit = value.as_table().ok_or_else(|| format!("{at} wants to be a table"))?;
+    let limit = value.as_table().ok_or_else(|| format!("{at} must be a table"))?;
     known(limit, LIMIT_KEYS, at)?;
     let (topics, types) = (patterns(limit, "topics", at)?, patterns(limit, "types", at)?);
     if topics.is_none() && types.is_none() {
-        return Err(format!("{at} names neither topics nor types; the general limit is retry.attempts_max"));
+        return Err(format!(
+            "{at} has neither topics nor types; add one of them, or use retry.attempts_max, the general limit"
+        ));
     }
     let attempts_max = number(limit, "attempts_max", at, 1, 1_000_000)?;
     let attempts_max = attempts_max.ok_or_else(|| format!("{at}attempts_max is missing"))? as u32;
@@ -294,10 +302,10 @@ fn patterns(table: &Table, key: &str, at: &str) -> Result<Option<TopicFilter>, S
         None => Ok(None),
         Some(Value::Array(patterns)) => {
             let patterns: Option<Vec<&str>> = patterns.iter().map(Value::as_str).collect();
-            let patterns = patterns.ok_or_else(|| format!("{at}{key} wants a list of texts"))?;
+            let patterns = patterns.ok_or_else(|| format!("{at}{key} must be a list of strings"))?;
             TopicFilter::new(patterns).map(Some).map_err(|error| format!("{at}{key}: failed to {error}"))
         }
-        Some(_) => Err(format!("{at}{key} wants a list, such as [\"orders\", \"billing.*\"]")),
+        Some(_) => Err(format!("{at}{key} must be a list, such as [\"orders\", \"billing.*\"]")),
     }
 }
 
@@ -326,14 +334,14 @@ fn did_you_mean(word: &str) -> String {
 }
 
 fn one_of(words: &[&str]) -> String {
-    format!("it wants one of {}", words.join(", "))
+    format!("use one of {}", words.join(", "))
 }
 
 fn section<'a>(table: &'a Table, name: &str) -> Result<Option<&'a Table>, String> {
     match table.get(name) {
         None => Ok(None),
         Some(Value::Table(section)) => Ok(Some(section)),
-        Some(_) => Err(format!("{name} wants to be written as [{name}]")),
+        Some(_) => Err(format!("{name} must be written as [{name}]")),
     }
 }
 
@@ -341,7 +349,7 @@ fn text(table: &Table, key: &str, at: &str) -> Result<Option<String>, String> {
     match table.get(key) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(_) => Err(format!("{at}{key} wants a text in quotes")),
+        Some(_) => Err(format!("{at}{key} must be a string in quotes")),
     }
 }
 
@@ -349,7 +357,7 @@ fn number(table: &Table, key: &str, at: &str, min: i64, max: i64) -> Result<Opti
     match table.get(key) {
         None => Ok(None),
         Some(Value::Integer(number)) if (min..=max).contains(number) => Ok(Some(*number)),
-        Some(_) => Err(format!("{at}{key} wants a whole number from {min} to {max}")),
+        Some(_) => Err(format!("{at}{key} must be a whole number from {min} to {max}")),
     }
 }
 
@@ -357,7 +365,7 @@ fn truth(table: &Table, key: &str, at: &str) -> Result<Option<bool>, String> {
     match table.get(key) {
         None => Ok(None),
         Some(Value::Boolean(truth)) => Ok(Some(*truth)),
-        Some(_) => Err(format!("{at}{key} wants true or false, without quotes")),
+        Some(_) => Err(format!("{at}{key} must be true or false, without quotes")),
     }
 }
 
@@ -366,11 +374,11 @@ fn duration(table: &Table, key: &str, at: &str) -> Result<Option<Duration>, Stri
         None => Ok(None),
         Some(Value::String(text)) => match parse_duration(text) {
             Some(duration) => Ok(Some(duration)),
-            None => {
-                Err(format!("{at}{key} is {text:?}; it wants a duration such as \"200ms\", \"30s\", \"5m\" or \"1h\""))
-            }
+            None => Err(format!(
+                "{at}{key} is {text:?}; it must be a duration such as \"200ms\", \"30s\", \"5m\" or \"1h\""
+            )),
         },
-        Some(_) => Err(format!("{at}{key} wants a duration in quotes, such as \"30s\"")),
+        Some(_) => Err(format!("{at}{key} must be a duration in quotes, such as \"30s\"")),
     }
 }
 
@@ -438,12 +446,12 @@ pub(crate) mod tests {
             (GOOD.replace("\"rabbitmq\"", "\"rabitmq\""), "did you mean \"rabbitmq\"?"),
             (
                 GOOD.replace("url = \"amqp", "channels = \"nope\"\nurl = \"amqp"),
-                "routes[0].sink.channels: invalid type: a text, expected usize",
+                "routes[0].sink.channels: invalid type: a string, expected usize",
             ),
             (GOOD.replace("url = \"amqp://localhost\"", ""), "routes[0].sink: missing field `url`"),
-            (GOOD.replace("50ms", "50 parsecs"), "it wants a duration such as"),
-            (GOOD.replace("topics = ", "order = \"strict\"\ntopics = "), "order is \"strict\"; it wants \"key\""),
-            (GOOD.replace("topics = ", "order = \"none\"\non_dead = \"block\"\ntopics = "), "wants an order"),
+            (GOOD.replace("50ms", "50 parsecs"), "it must be a duration such as"),
+            (GOOD.replace("topics = ", "order = \"strict\"\ntopics = "), "order is \"strict\"; it must be \"key\""),
+            (GOOD.replace("topics = ", "order = \"none\"\non_dead = \"block\"\ntopics = "), "requires an order"),
             (GOOD.replace("billing.*", "b*g"), "topics: failed to read topic pattern"),
             (format!("{GOOD}\n[[inboxes]]\nconsumer = \"b\"\n"), "inboxes[0].from is missing"),
             (
@@ -471,7 +479,7 @@ pub(crate) mod tests {
         assert!(parse(GOOD, &[("RELAY_LEESE", "1s")]).unwrap_err().contains("did you mean \"lease\"?"));
     }
 
-    /// A broker's example is one that works, and the documentation has its section.
+    /// Each broker's example works, and the documentation has a section about the broker.
     #[test]
     fn the_example_of_every_broker_is_read_and_its_kind_is_documented() {
         let docs = include_str!("../../../docs/configuration.md");

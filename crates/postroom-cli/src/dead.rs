@@ -1,4 +1,4 @@
-//! `postroom dead`: look at dead letters, give them back to their relay, or discard them.
+//! `postroom dead`: list dead letters, retry them, or discard them.
 
 use std::time::Duration;
 
@@ -23,11 +23,11 @@ pub struct DeadArgs {
 enum Verb {
     /// List dead letters, oldest first
     List(ListArgs),
-    /// Show one message with its headers; with --payload its bytes too
+    /// Show one message with its headers, and with --payload also its payload
     Show(ShowArgs),
-    /// Give dead letters back to their relay or consumer, with their ids and all their attempts before them
+    /// Return dead letters to their relay or consumer, with the same ids; their count of attempts starts again at zero
     Retry(ActArgs),
-    /// Delete dead letters for good; the audit row keeps their ids
+    /// Delete dead letters permanently; the audit row keeps their ids
     Discard(ActArgs),
 }
 
@@ -50,37 +50,37 @@ impl From<SideArg> for Side {
 
 #[derive(Debug, Args)]
 struct FilterArgs {
-    /// Whose dead letters
+    /// Which side's dead letters
     #[arg(long, value_enum, default_value = "out")]
     side: SideArg,
-    /// Of this route; with --side in, of this consumer
+    /// Only of this route; with --side in, only of this consumer
     #[arg(long)]
     route: Option<String>,
-    /// Of this message
+    /// Only the message with this id
     #[arg(long)]
     id: Option<MessageId>,
-    /// Of this topic
+    /// Only messages of this topic
     #[arg(long)]
     topic: Option<String>,
-    /// Of this type
+    /// Only messages of this type
     #[arg(long = "type", value_name = "TYPE")]
     kind: Option<String>,
-    /// Of this tenant
+    /// Only messages of this tenant
     #[arg(long)]
     tenant: Option<String>,
-    /// Of this aggregate
+    /// Only messages of the aggregate with this id
     #[arg(long)]
     aggregate: Option<String>,
-    /// Whose error contains this text
+    /// Only messages whose error contains this text
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
-    /// That died at most this long ago, such as 90m
+    /// Only messages that became dead letters at most this long ago, such as 90m
     #[arg(long, value_parser = duration)]
     newer_than: Option<Duration>,
-    /// That died at least this long ago
+    /// Only messages that became dead letters at least this long ago
     #[arg(long, value_parser = duration)]
     older_than: Option<Duration>,
-    /// At most so many
+    /// Maximum number of dead letters
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(i64).range(1..=100_000), value_name = "N")]
     limit: i64,
 }
@@ -97,12 +97,12 @@ struct ListArgs {
 struct ShowArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Whose dead letter
+    /// Which side's dead letter
     #[arg(long, value_enum, default_value = "out")]
     side: SideArg,
     /// Message id
     id: MessageId,
-    /// Show the payload: it may hold personal data
+    /// Also show the payload, which may contain personal data
     #[arg(long)]
     payload: bool,
 }
@@ -113,10 +113,10 @@ struct ActArgs {
     store: StoreArgs,
     #[command(flatten)]
     filter: FilterArgs,
-    /// All dead letters: required when no condition is given
+    /// Select all dead letters; required if no filter is given
     #[arg(long)]
     all: bool,
-    /// Show which ones it would be, and change nothing
+    /// Show which dead letters match, and change nothing
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -139,7 +139,7 @@ impl FilterArgs {
     }
 }
 
-/// More than these are not listed one by one after a deed.
+/// If more dead letters than this were changed, the rest are counted and not listed.
 const LISTED_MAX: usize = 20;
 
 pub async fn dead(args: DeadArgs, json: bool) -> Result<(), Failure> {
@@ -161,28 +161,31 @@ pub async fn dead(args: DeadArgs, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Nothing is found of a mistyped route either.
+/// A mistyped route also finds nothing; this makes it an error.
 pub async fn known_route(store: &dyn Store, route: Option<&str>) -> Result<(), Failure> {
     let Some(route) = route else { return Ok(()) };
     let known: Vec<String> = store.routes().await?.into_iter().map(|known| known.route).collect();
     if known.iter().any(|known| known == route) {
         return Ok(());
     }
-    let known =
-        if known.is_empty() { "none has run yet".to_owned() } else { format!("there are {}", known.join(", ")) };
+    let known = if known.is_empty() {
+        "no route has run yet".to_owned()
+    } else {
+        format!("known routes: {}", known.join(", "))
+    };
     Err(Failure::new(exit::FAILURE, format!("there is no route {route:?}; {known}")))
 }
 
 fn tell_cut(shown: usize, limit: i64) {
     if shown as i64 >= limit {
-        say!("postroom: these are the first {}; there may be more, --limit N takes up to N", number(limit, false));
+        say!("postroom: these are the first {}; there may be more, raise --limit to see them", number(limit, false));
     }
 }
 
 async fn act(args: ActArgs, json: bool, what: DeadDeed) -> Result<(), Failure> {
     let filter = args.filter.filter();
     if filter.is_everything() && !args.all {
-        let text = format!("without a filter, `dead {what}` requires --all; --dry-run shows which ones it would be");
+        let text = format!("without a filter, `dead {what}` requires --all; --dry-run shows which ones match");
         return Err(Failure::new(exit::USAGE, text));
     }
     let (side, limit) = (args.filter.side.into(), args.filter.limit);
@@ -214,7 +217,10 @@ async fn act(args: ActArgs, json: bool, what: DeadDeed) -> Result<(), Failure> {
         show!("{} {}", counted(letters.len() as i64, false, "message"), done(what, side));
     }
     if letters.len() as i64 >= limit {
-        say!("postroom: that was the limit of {}; run it again for the rest, or give --limit N", number(limit, false));
+        say!(
+            "postroom: that was the limit of {}; run the command again for the rest, or raise --limit",
+            number(limit, false)
+        );
     }
     let left = if what == DeadDeed::Discard && side == Side::Out {
         store.dead_letters(side, &filter, limit).await?.len()
@@ -315,5 +321,5 @@ fn shown(key: &Option<String>) -> &str {
 
 pub fn duration(text: &str) -> Result<Duration, String> {
     config::parse_duration(text)
-        .ok_or_else(|| "it must be a duration such as 30s, 90m or 24h, 3650d at most".to_owned())
+        .ok_or_else(|| "it must be a duration such as 30s, 90m or 24h, at most 3650d".to_owned())
 }

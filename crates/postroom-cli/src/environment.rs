@@ -1,5 +1,5 @@
-//! Variables that stand over the configuration file: `POSTROOM_…`, and `POSTROOM_…_FILE` for what is in a file, as secrets of a
-//! container are.
+//! Variables that override the configuration file: `POSTROOM_…`, and `POSTROOM_…_FILE` for a value in a file, such as a secret of
+//! a container.
 
 use std::ffi::OsString;
 
@@ -7,12 +7,12 @@ use toml::{Table, Value};
 
 const PREFIX: &str = "POSTROOM_";
 const FILE: &str = "_FILE";
-/// Read elsewhere.
+/// These are read elsewhere.
 const OTHERS: &[&str] = &["LOG", "LOG_KEY", "CRASH_AT", "CRASH_MARK", "PANIC_AT"];
-/// An orchestrator makes these for a service of the name `postroom`.
+/// An orchestrator sets these for a service named `postroom`.
 const ORCHESTRATORS: &[&str] = &["SERVICE_", "PORT"];
 
-/// A variable that stands over a value: its name without the prefix, and the value.
+/// A variable that overrides a value: its name without the prefix, and the value.
 pub type Variable = (String, String);
 
 /// The variables of this process.
@@ -20,7 +20,7 @@ pub fn variables() -> Result<Vec<Variable>, String> {
     read(std::env::vars_os(), |path| std::fs::read_to_string(path).map_err(|error| error.to_string()))
 }
 
-/// The store's URL, where a variable names it.
+/// The store's URL, if a variable contains it.
 pub fn store_url() -> Result<Option<String>, String> {
     Ok(variables()?.into_iter().find_map(|(name, value)| (name == "STORE_URL").then_some(value)))
 }
@@ -46,14 +46,14 @@ fn read(
             }
         };
         if found.iter().any(|(known, _)| known == rest) {
-            return Err(format!("{PREFIX}{rest} and {PREFIX}{rest}{FILE} are both set; leave one of them out"));
+            return Err(format!("{PREFIX}{rest} and {PREFIX}{rest}{FILE} are both set; unset one of them"));
         }
         found.push((rest.to_owned(), value));
     }
     Ok(found)
 }
 
-/// Puts the variables over the values of the file.
+/// Overrides the values of the file with the variables.
 pub fn overlay(table: &mut Table, variables: &[Variable]) -> Result<(), String> {
     for (name, value) in variables {
         if let Some(key) = name.strip_prefix("STORE_") {
@@ -66,7 +66,7 @@ pub fn overlay(table: &mut Table, variables: &[Variable]) -> Result<(), String> 
             part(table, ("inboxes", "consumer", "from"), "_FROM_", rest, value)?;
         } else {
             return Err(format!(
-                "the variable {PREFIX}{name} means nothing; there are {PREFIX}STORE_URL, {PREFIX}RELAY_<KEY>, \
+                "the variable {PREFIX}{name} is not known; use {PREFIX}STORE_URL, {PREFIX}RELAY_<KEY>, \
                  {PREFIX}ROUTES_<NAME>_SINK_<KEY> and {PREFIX}INBOXES_<CONSUMER>_FROM_<KEY>, each also with {FILE}, and {PREFIX}LOG"
             ));
         }
@@ -74,7 +74,7 @@ pub fn overlay(table: &mut Table, variables: &[Variable]) -> Result<(), String> 
     Ok(())
 }
 
-/// A key of the part of the list's entry that is named so.
+/// Sets a key in a part of the entry with this name in a list.
 fn part(
     table: &mut Table,
     (list, name, part): (&str, &str, &str),
@@ -83,7 +83,7 @@ fn part(
     value: &str,
 ) -> Result<(), String> {
     let unknown =
-        || format!("the variable {PREFIX}{}_{rest} names nothing in [[{list}]] of the file", list.to_uppercase());
+        || format!("the variable {PREFIX}{}_{rest} matches nothing in [[{list}]] of the file", list.to_uppercase());
     let (wanted, key) = rest.rsplit_once(between).ok_or_else(unknown)?;
     let named = |entry: &&mut Value| {
         let known = entry.get(name).and_then(Value::as_str).unwrap_or_default();
@@ -93,7 +93,10 @@ fn part(
     let mut matching = entries.iter_mut().filter(named);
     let entry = matching.next().ok_or_else(unknown)?;
     if matching.next().is_some() {
-        return Err(format!("the variable {PREFIX}{}_{rest} fits two entries of [[{list}]]", list.to_uppercase()));
+        return Err(format!(
+            "the variable {PREFIX}{}_{rest} matches two entries of [[{list}]]; rename one of them",
+            list.to_uppercase()
+        ));
     }
     let options = entry.get_mut(part).and_then(Value::as_table_mut).ok_or_else(unknown)?;
     options.insert(key.to_lowercase(), typed(value));
@@ -102,12 +105,12 @@ fn part(
 
 fn section(table: &mut Table, name: &str, key: &str, value: &str) -> Result<(), String> {
     let section = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
-    let section = section.as_table_mut().ok_or("store and relay want to be tables")?;
+    let section = section.as_table_mut().ok_or("[store] and [relay] must be tables")?;
     section.insert(key.to_lowercase(), typed(value));
     Ok(())
 }
 
-/// A variable is a number or a truth value where it reads like one.
+/// A variable that looks like a whole number or like true or false is one.
 fn typed(value: &str) -> Value {
     match (value.parse::<i64>(), value.parse::<bool>()) {
         (Ok(number), _) => Value::Integer(number),
@@ -146,7 +149,7 @@ mod tests {
         assert!(error.contains("POSTROOM_STORE_URL is not UTF-8"), "{error}");
         let mut table = Table::new();
         let variables = of(&[("POSTROOM_STOER_URL", "x")]).unwrap();
-        assert!(overlay(&mut table, &variables).unwrap_err().contains("POSTROOM_STOER_URL means nothing"));
+        assert!(overlay(&mut table, &variables).unwrap_err().contains("POSTROOM_STOER_URL is not known"));
         assert!(of(&[("POSTROOM_SERVICE_HOST", "10.0.0.1"), ("POSTROOM_PORT_80_TCP", "tcp://x")]).unwrap().is_empty());
     }
 

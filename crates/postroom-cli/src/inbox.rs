@@ -1,4 +1,4 @@
-//! `postroom inbox`: what becomes of the inbox in time.
+//! `postroom inbox`: removes old rows of the inbox.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub struct InboxArgs {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Forget messages that were processed long ago; refused below the redelivery horizon
+    /// Delete the rows of messages that were processed long ago; an age below the redelivery horizon is rejected
     Prune(PruneArgs),
 }
 
@@ -29,13 +29,13 @@ enum Verb {
 struct PruneArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Forget what was processed at least this long ago, such as 30d
+    /// Delete the rows of messages that were processed at least this long ago, such as 30d
     #[arg(long, value_parser = duration, value_name = "AGE")]
     older_than: Duration,
-    /// Why; it is kept in the audit row
+    /// Why you do this; recorded in the audit row
     #[arg(long, default_value = "retention", value_name = "TEXT")]
     reason: String,
-    /// Who does it, when that is not the user of this system
+    /// Who does this, if not the current system user
     #[arg(long, value_name = "NAME")]
     actor: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! `postroom init`: writes a commented configuration to begin with.
+//! `postroom init`: writes a commented configuration file to start from.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -12,16 +12,16 @@ use crate::store;
 
 #[derive(Debug, Args)]
 pub struct InitArgs {
-    /// Store URL to write into it, without a password; `sqlite:shop.db` for a try
+    /// Store URL to write into the file, without a password; `sqlite:shop.db` to try postroom out
     #[arg(long, value_name = "URL", default_value = "postgres://postroom_relay@localhost/shop")]
     store: String,
-    /// Broker that messages are sent to
+    /// Kind of broker to send messages to
     #[arg(long, value_name = "KIND", default_value = "rabbitmq")]
     sink: String,
-    /// Also keep messages of a queue in the inbox table, for an application that takes them with SQL
+    /// Also copy messages from a queue to the inbox table, for an application that takes them with SQL
     #[arg(long)]
     inbox: bool,
-    /// The file; `-` for standard output
+    /// File to write; `-` for standard output
     #[arg(long, value_name = "FILE", default_value = "postroom.toml")]
     output: PathBuf,
 }
@@ -34,13 +34,14 @@ pub fn init(args: &InitArgs, json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     let shown = args.output.display();
-    // A file that is there is somebody's work. The new one is its owner's alone: passwords may come into it.
+    // An existing file is somebody's work. Only the owner may read the new one: it may get passwords.
     use std::os::unix::fs::OpenOptionsExt;
     let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&args.output);
     let mut file = file.map_err(|error| match error.kind() {
-        std::io::ErrorKind::AlreadyExists => {
-            Failure::new(exit::FAILURE, format!("{shown} exists and was not changed; name another file with --output"))
-        }
+        std::io::ErrorKind::AlreadyExists => Failure::new(
+            exit::FAILURE,
+            format!("{shown} already exists and was not changed; name another file with --output"),
+        ),
         _ => Failure::new(exit::FAILURE, format!("failed to create {shown}: {error}")),
     })?;
     file.write_all(text.as_bytes())
@@ -48,9 +49,9 @@ pub fn init(args: &InitArgs, json: bool) -> Result<(), Failure> {
     if json {
         show!("{}", serde_json::json!({ "written": args.output }));
     } else {
-        show!("{shown} is written. Next:");
+        show!("{shown} has been written. Next:");
         show!("  postroom migrate --config {shown}    # creates the tables");
-        show!("  postroom check --config {shown}      # says what is missing");
+        show!("  postroom check --config {shown}      # reports what is missing");
         show!("  postroom run --config {shown}");
     }
     Ok(())
@@ -67,17 +68,17 @@ fn text(args: &InitArgs) -> Result<String, Failure> {
         "# Configuration of `postroom run`. Every key: docs/configuration.md. A value that is commented out is the default.
 
 [store]
-# Keep the password out of this file: put it into the variable PGPASSFILE or POSTROOM_STORE_URL, or into POSTROOM_STORE_URL_FILE.
+# Keep the password out of this file: use a password file (PGPASSFILE), or set POSTROOM_STORE_URL or POSTROOM_STORE_URL_FILE.
 url = {}
 
 [relay]
-# in_flight_max = 2000      # most messages that a crash can repeat, for each route
+# in_flight_max = 2000      # most messages of a route that a crash can repeat
 # lease = \"15s\"           # how long another relay waits before it takes over from one that has died
 
 [[routes]]
-name = \"orders\"           # the position is kept under this name
+name = \"orders\"           # the route's position is stored under this name
 topics = [\"*\"]            # names, or prefixes with *, such as [\"orders\", \"billing.*\"]
-# order = \"key\"           # messages of a key in order; or \"pipelined\", or \"none\"
+# order = \"key\"           # messages with the same key in order; or \"pipelined\", or \"none\"
 # on_dead = \"skip\"        # or \"block\": a key with a dead message waits for an operator
 
 [routes.sink]
@@ -86,11 +87,11 @@ topics = [\"*\"]            # names, or prefixes with *, such as [\"orders\", \"
         sink.example
     );
     if args.inbox {
-        // The one that receives; a sink of another kind has none.
+        // Some kinds can only send; then the first kind that can receive is used.
         let section =
             subscription_section(&args.sink).or_else(|| BROKERS.iter().find_map(|broker| broker.subscription.as_ref()));
         let section =
-            section.ok_or_else(|| Failure::new(exit::USAGE, "no broker of this program can be received from"))?;
+            section.ok_or_else(|| Failure::new(exit::USAGE, "this program has no broker that it can receive from"))?;
         text.push_str(&format!(
             "
 [[inboxes]]

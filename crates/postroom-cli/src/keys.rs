@@ -1,4 +1,4 @@
-//! `postroom keys`: keys that wait, and what an operator may do about them.
+//! `postroom keys`: keys that wait, and what an operator can do about them.
 
 use clap::{Args, Subcommand};
 use postroom::{KEY_BYTES_MAX, KeyDeed, Side, WaitingKey};
@@ -18,13 +18,13 @@ pub struct KeysArgs {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// List keys that wait, longest first: for a retry, for a decision about a dead message, or because they are parked
+    /// List keys that wait, longest wait first: for a retry, for a decision about a dead message, or because they are parked
     List(ListArgs),
-    /// Send nothing more of a key; its messages queue up in order
+    /// Stop sending messages of a key; they queue up in order
     Park(ActArgs),
-    /// Let a parked key go on
+    /// Resume sending messages of a parked key
     Unpark(ActArgs),
-    /// Let a key go on without the dead message that blocks it
+    /// Resume a key without the dead message that blocks it
     Skip(ActArgs),
 }
 
@@ -32,13 +32,13 @@ enum Verb {
 struct ListArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Keys that a relay cannot send now, or with `in` keys that a consumer cannot handle now
+    /// Which side: keys that a relay cannot send now (out), or keys that a consumer cannot handle now (in)
     #[arg(long, value_enum, default_value = "out")]
     side: SideArg,
-    /// Of this route; with --side in, of this consumer
+    /// Only of this route; with --side in, only of this consumer
     #[arg(long)]
     route: Option<String>,
-    /// At most so many
+    /// Maximum number of keys
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(i64).range(1..=100_000), value_name = "N")]
     limit: i64,
 }
@@ -49,7 +49,7 @@ struct ActArgs {
     store: StoreArgs,
     /// The key
     key: String,
-    /// On this route
+    /// The route
     #[arg(long)]
     route: String,
     #[command(flatten)]
@@ -67,7 +67,7 @@ pub async fn keys(args: KeysArgs, json: bool) -> Result<(), Failure> {
             }
             print(&keys, side, json);
             if keys.len() as i64 >= args.limit {
-                say!("postroom: shown are the first {}; --limit N shows more", number(args.limit, false));
+                say!("postroom: these are the first {}; raise --limit to see more", number(args.limit, false));
             }
             Ok(())
         }
@@ -86,9 +86,11 @@ async fn act(args: ActArgs, json: bool, what: KeyDeed) -> Result<(), Failure> {
     let (route, key) = (args.route.as_str(), args.key.as_str());
     let changed = args.store.open()?.act_on_key(route, key, what, &deed).await?;
     let (done, nothing) = match what {
-        KeyDeed::Park => ("is parked: what a relay has not claimed yet waits", "is parked already"),
-        KeyDeed::Unpark => ("goes on", "is not parked by an operator"),
-        KeyDeed::Skip => ("goes on; the dead message stays among the dead letters", "is not blocked by a dead message"),
+        KeyDeed::Park => ("is parked: its messages that no relay has claimed yet wait", "was already parked"),
+        KeyDeed::Unpark => ("is resumed", "is not parked by an operator"),
+        KeyDeed::Skip => {
+            ("is resumed; the dead message stays among the dead letters", "is not blocked by a dead message")
+        }
     };
     if json {
         show!("{}", serde_json::json!({ "route": route, "key": key, "changed": changed }));

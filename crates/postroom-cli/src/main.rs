@@ -48,31 +48,31 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show the whole of it in half a minute: SQLite and an in-process broker, no server, no configuration
+    /// Show how postroom works in half a minute, on SQLite and an in-process broker; needs no server and no configuration
     Demo(demo::DemoArgs),
-    /// Write a commented configuration file to begin with
+    /// Write a commented configuration file to start from
     Init(init::InitArgs),
     /// Create or update the tables; safe to repeat
     Migrate(migrate::MigrateArgs),
-    /// Say whether `run` would find everything that it needs: rights, schema, brokers, exchanges, queues, TLS
+    /// Check whether everything that `run` needs is there: rights, schema, brokers, exchanges, queues, TLS
     Check(ConfigArgs),
     /// Relay messages and fill inboxes as configured, until SIGTERM or ctrl-c
     Run(ConfigArgs),
-    /// Show what waits, who relays it, which sinks are up, and what needs attention
+    /// Show what is waiting, which relays run, which sinks are up, and what needs attention
     Status(status::StatusArgs),
     /// List messages by topic, key, state and age, or show one
     Messages(messages::MessagesArgs),
     /// Write one test message, as an application would
     Send(send::SendArgs),
-    /// Look at dead letters of both sides, give them back, or discard them
+    /// List dead letters of both sides, retry them, or discard them
     Dead(Box<dead::DeadArgs>),
     /// Prune the inbox
     Inbox(inbox::InboxArgs),
-    /// Look at keys that wait, park them, let them go on, or skip a dead message
+    /// List keys that wait, park or unpark a key, or skip the dead message that blocks it
     Keys(keys::KeysArgs),
-    /// Show what each route is, change it, or forget one that is gone
+    /// List routes, change a route's settings, or forget a route that is no longer used
     Routes(routes::RoutesArgs),
-    /// Tell where one message is, what it waits for, and what happens next
+    /// Show where one message is, what it waits for, and what happens next
     Why(why::WhyArgs),
 }
 
@@ -84,14 +84,15 @@ struct ConfigArgs {
     config: PathBuf,
 }
 
-/// Which store: by its URL, or as configured.
+/// Which store: given by its URL or by the configuration.
 #[derive(Debug, Clone, Args)]
 struct StoreArgs {
-    /// Store URL, `postgres://…` or `sqlite:FILE`; the scheme chooses the store. Other users of the machine can read arguments:
-    /// rather set POSTROOM_STORE_URL, or POSTROOM_STORE_URL_FILE to a file that holds it, or leave the password to PGPASSFILE
+    /// Store URL, `postgres://…` or `sqlite:FILE`; the scheme chooses the store. Other users of the machine can read arguments,
+    /// so do not put a password here: set POSTROOM_STORE_URL, or set POSTROOM_STORE_URL_FILE to the name of a file that contains the
+    /// URL, or name a password file in PGPASSFILE
     #[arg(long, value_name = "URL")]
     store: Option<String>,
-    /// Configuration file that names the store, when no URL is given
+    /// Configuration file to read the store URL from, if no URL is given
     #[arg(long, default_value = "postroom.toml", value_name = "FILE")]
     config: PathBuf,
 }
@@ -114,7 +115,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // clap knows which of help, version and usage error it is, and where each is to be printed.
+            // clap knows whether this is help, the version or a usage error, and where to print it.
             let _ = error.print();
             if error.use_stderr() && std::env::args().any(|argument| argument == "--json") {
                 show!("{}", serde_json::json!({ "error": error.to_string().trim_end(), "exit_code": exit::USAGE }));
@@ -122,13 +123,13 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::OK });
         }
     };
-    // The demo tells its story on the screen; the outage that it makes itself needs no warning beside it.
+    // The demo prints what happens; the outage that it causes itself needs no warning as well.
     let usual = if matches!(cli.command, Command::Demo(_)) {
         "error"
     } else {
         "warn,postroom=info,postroom_relay=info,postroom_consumer=info"
     };
-    // Dropped after the runtime: it sends what is left.
+    // Dropped after the runtime: it sends the remaining traces.
     let _telemetry = telemetry::start(usual);
 
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {

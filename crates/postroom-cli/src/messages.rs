@@ -1,4 +1,4 @@
-//! `postroom messages`: messages by topic, key, state and age, and one message with everything that is stored of it.
+//! `postroom messages`: lists messages by topic, key, state and age, and shows everything that is stored about one message.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub struct MessagesArgs {
 enum Verb {
     /// List messages, newest first: one line for each route that takes them
     List(Box<ListArgs>),
-    /// Show one message with its headers; with --payload its bytes too
+    /// Show one message with its headers, and with --payload also its payload
     Show(ShowArgs),
 }
 
@@ -29,26 +29,26 @@ enum Verb {
 struct ListArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// On this route
+    /// Only on this route
     #[arg(long)]
     route: Option<String>,
-    /// Of this topic
+    /// Only messages of this topic
     #[arg(long)]
     topic: Option<String>,
-    /// Of this key; of this aggregate id where a message has no key
+    /// Only messages with this key, or with this aggregate id if they have no key
     #[arg(long)]
     key: Option<String>,
-    /// In this state: waiting (not read by the route yet), scheduled, retry, queued (behind another of its key), dead, or done (sent,
-    /// discarded or passed by; `postroom why ID` tells which)
+    /// Only messages in this state: waiting (not yet read by the route), scheduled, retry, queued (behind another message with the same
+    /// key), dead, or done (sent, discarded or skipped; `postroom why ID` tells which)
     #[arg(long, value_parser = state, value_name = "STATE")]
     state: Option<ListedPlace>,
-    /// Written at most this long ago, such as 90m
+    /// Only messages written at most this long ago, such as 90m
     #[arg(long, value_parser = duration, value_name = "AGE")]
     newer_than: Option<Duration>,
-    /// Written at least this long ago
+    /// Only messages written at least this long ago
     #[arg(long, value_parser = duration, value_name = "AGE")]
     older_than: Option<Duration>,
-    /// At most so many
+    /// Maximum number of messages
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=100_000), value_name = "N")]
     limit: i64,
 }
@@ -59,7 +59,7 @@ struct ShowArgs {
     store: StoreArgs,
     /// Message id
     id: MessageId,
-    /// Show the payload: it may hold personal data
+    /// Also show the payload, which may contain personal data
     #[arg(long)]
     payload: bool,
 }
@@ -108,7 +108,7 @@ async fn list(args: ListArgs, json: bool) -> Result<(), Failure> {
     }
     if listed.cut {
         say!(
-            "postroom: there may be more: the list ends at --limit, or only the newest rows of the outbox were looked at; narrow it by \
+            "postroom: there may be more: the list stops at --limit, or only the newest rows of the outbox were searched; narrow it with \
              --key or --route, or raise --limit"
         );
     }

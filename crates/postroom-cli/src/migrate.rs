@@ -12,10 +12,11 @@ use crate::store;
 pub struct MigrateArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Lanes of a new PostgreSQL schema, the units in which a route is read and shared; fixed afterwards [default: 16]
+    /// Number of lanes of a new PostgreSQL schema: the partitions of the outbox, which the relays of a route share; cannot be changed later
+    /// [default: 16]
     #[arg(long, value_name = "N")]
     lanes: Option<u16>,
-    /// Show what would be done, and what each step locks, without doing it
+    /// Show what would be done and what each step locks, without doing it
     #[arg(long, conflicts_with = "print_sql")]
     plan: bool,
     /// Print the script instead of running it
@@ -24,7 +25,7 @@ pub struct MigrateArgs {
 }
 
 pub async fn migrate(args: MigrateArgs, json: bool) -> Result<(), Failure> {
-    // A script can be had without any store.
+    // A script can be printed without any store.
     let nameless = args.print_sql && args.store.store.is_none() && !args.store.config.exists();
     let store = if nameless { store::open("postgres://localhost")? } else { args.store.open()? };
     if args.print_sql {

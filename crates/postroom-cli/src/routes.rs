@@ -1,4 +1,4 @@
-//! `postroom routes`: what each route is, and what an operator may change of it.
+//! `postroom routes`: the settings of each route, and what an operator can change.
 
 use clap::{Args, Subcommand};
 use postroom::{Forgotten, OnDead, Order, RouteChange, ShownRoute, TopicFilter};
@@ -19,10 +19,10 @@ pub struct RoutesArgs {
 enum Verb {
     /// List the routes that have run: topics, order, on_dead, and who changed them last
     List(StoreArgs),
-    /// Change what a relay that starts cannot: drop topics, or make order or on_dead less strict. Change the configuration of
+    /// Change what a starting relay cannot change: remove topics, or make order or on_dead less strict. Change the configuration of
     /// the relays first
     Set(SetArgs),
-    /// Remove a route that is gone for good: its position no longer holds up the clean-up of the outbox
+    /// Remove a route that is no longer used: its position then no longer prevents the clean-up of the outbox
     Forget(ForgetArgs),
 }
 
@@ -32,13 +32,13 @@ struct SetArgs {
     store: StoreArgs,
     /// The route
     route: String,
-    /// Topics that it takes from now on, such as orders,billing.*; messages of others are passed by
+    /// Topics that it takes from now on, such as orders,billing.*; messages of other topics are skipped
     #[arg(long, value_delimiter = ',', value_name = "TOPICS")]
     topics: Option<Vec<String>>,
     /// Order within a key: key, pipelined or none
     #[arg(long, value_name = "ORDER")]
     order: Option<String>,
-    /// What becomes of a key whose message is dead: skip or block
+    /// What happens to a key after a dead letter: skip or block
     #[arg(long, value_name = "WHAT")]
     on_dead: Option<String>,
     #[command(flatten)]
@@ -51,8 +51,8 @@ struct ForgetArgs {
     store: StoreArgs,
     /// The route
     route: String,
-    /// Also when it has unsent, waiting or dead messages: they will not be sent on this route, and its dead letters are deleted. The audit
-    /// row keeps the ids of those that are deleted
+    /// Forget the route even if it has unsent, waiting or dead messages: they will not be sent on this route, and its dead letters are
+    /// deleted. The audit row keeps the ids of the deleted ones
     #[arg(long)]
     discard: bool,
     #[command(flatten)]
@@ -112,7 +112,7 @@ async fn forget(args: ForgetArgs, json: bool) -> Result<(), Failure> {
     }
     if !done {
         let text = format!(
-            "route {route:?} has {had}. Let a relay send them, or give --discard to forget them with the route. Nothing was changed"
+            "route {route:?} has {had}. Let a relay send them, or use --discard to forget them with the route. Nothing was changed"
         );
         return Err(Failure::new(exit::FAILURE, text));
     }
@@ -143,7 +143,7 @@ fn change(args: &SetArgs) -> Result<RouteChange, String> {
         return Err("say what to change: --topics, --order or --on-dead".to_owned());
     }
     if change.order == Some(Order::None) && change.on_dead == Some(OnDead::Block) {
-        return Err("--on-dead block needs an order: without one no key is blocked".to_owned());
+        return Err("--on-dead block requires an order: without an order no key is blocked".to_owned());
     }
     Ok(change)
 }

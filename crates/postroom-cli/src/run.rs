@@ -1,4 +1,4 @@
-//! `postroom run`: one relay a route and one receiver an inbox, until a signal.
+//! `postroom run`: one relay for each route and one filler for each inbox, until a signal.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::supervise::{Attempt, Ended, supervise};
 pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let config = config::load(path)?;
     let store = store::open(&config.store_url).map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
-    // Two relays of one name would take each other's lanes for their own: a part of the name is always ours alone.
+    // Two relays with one name would treat each other's lanes as their own: a part of the name is always unique.
     let unique = MessageId::new();
     let owner = match &config.relay.name {
         Some(name) => format!("{name}/{unique}"),
@@ -31,7 +31,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         inbox.from.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;
     }
     let (stop, stopped) = watch::channel(false);
-    // From here on a signal is a stop; before the lanes are taken it ends at once.
+    // From here on a signal means stop; before the lanes are taken, it ends the program at once.
     wait_for_signals(stop)?;
     let config = Arc::new(config);
     let wakes: Vec<Wake> = config.routes.iter().map(|_| Wake::new()).collect();
@@ -41,7 +41,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         Start { config, store, index, owner: owner.clone(), wake, live, unique, stopped: stopped.clone() }
     });
     let starts: Vec<Start> = starts.collect();
-    // What is wrong from the start ends the program; a store that is away does not.
+    // A wrong configuration ends the program; an unreachable store does not.
     let opened = tokio::select! {
         biased;
         opened = try_join_all(starts.iter().map(|start| start.open(0))) => opened?,
@@ -81,7 +81,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         receivers.push(supervise(format!("inbox {}", inbox.consumer), stopped, fill(0), fill));
     }
     let _listener = if config.relay.listen {
-        let text = "relay.listen: writers cannot notify through this store; leave it out, polling is cheap";
+        let text = "relay.listen: this store has no notifications; remove the key, polling is cheap";
         Some(store.listen(wakes).ok_or_else(|| Failure::new(exit::CONFIG, text))?)
     } else {
         None
@@ -90,7 +90,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     show_on_signal(config.clone(), now, inboxes_now)?;
     announce(&config, &owner);
 
-    // All of them are awaited, also when one has failed.
+    // All of them are awaited, even if one has failed.
     let (mut routes, mut inboxes) = (Vec::new(), Vec::new());
     for (Routed { route, .. }, relay) in config.routes.iter().zip(relays) {
         routes.push((route.name.clone(), relay.ended().await));
@@ -108,7 +108,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     failed.map_or(Ok(()), |failure| Err(Failure { answered: true, ..failure }))
 }
 
-/// Stopped before anything was claimed or received: there is nothing that could be left.
+/// Stopped before anything was claimed or received: nothing can be left over.
 fn report_nothing(config: &Config, json: bool) {
     let nothing = Summary { counters: Counters::default(), unfinished: 0, unwritten: 0, released: true };
     let routes = config.routes.iter().map(|routed| (routed.route.name.clone(), ended(nothing)));
@@ -120,19 +120,19 @@ fn ended<T>(last: T) -> Ended<T> {
     Ended { last: Some(last), failed: None, restarts: 0 }
 }
 
-/// A stop that the store did not see is no clean one.
+/// A stop that could not be recorded in the store is not clean.
 fn unwritten(routes: &[(String, Ended<Summary>)]) -> Option<Failure> {
     let last = |(route, ended): &'_ (String, Ended<Summary>)| Some((route.clone(), ended.last?));
     let (route, summary) = routes.iter().filter_map(last).find(|(_, summary)| !summary.released)?;
     let text = format!(
-        "stopped, but the store of route {route} could not be reached: {} messages whose outcome is not recorded are sent again, \
-         and other relays take its lanes when their lease ends",
+        "stopped, but the store of route {route} could not be reached: {} messages whose outcome is not recorded will be sent again, \
+         and other relays take over its lanes when the lease expires",
         summary.unwritten
     );
     Some(Failure::new(exit::UNREACHABLE, text))
 }
 
-/// What it takes to start a route, the first time and again.
+/// What is needed to start a route, the first time and again.
 #[derive(Clone)]
 struct Start {
     config: Arc<Config>,
@@ -205,7 +205,7 @@ fn wait_for_signals(stop: watch::Sender<bool>) -> Result<(), Failure> {
                 continue;
             }
             if first.is_some() {
-                tracing::warn!("stopped hard by a second signal; what was in flight is published again");
+                tracing::warn!("stopped at once by a second signal; the messages in flight will be published again");
                 std::process::exit(i32::from(exit::FAILURE));
             }
             first = Some(Instant::now());
@@ -215,10 +215,10 @@ fn wait_for_signals(stop: watch::Sender<bool>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How often topics are looked for that no route takes.
+/// How often to look for topics that no route takes.
 const UNROUTED_EVERY: Duration = Duration::from_secs(60);
 
-/// Tells each topic that no route takes when it is first seen, and again every hour: its messages go nowhere, and nothing else says so.
+/// Warns about each topic that no route takes when it is first seen, and again every hour: nothing else in the log says so.
 async fn warn_of_unrouted(store: Arc<dyn Store>) {
     const AGAIN: Duration = Duration::from_secs(3600);
     let mut told: HashMap<String, Instant> = HashMap::new();
@@ -235,14 +235,14 @@ async fn warn_of_unrouted(store: Arc<dyn Store>) {
                 tracing::warn!(
                     topic,
                     messages,
-                    "no route takes this topic, and its messages go nowhere; `postroom routes list` shows what each route takes"
+                    "no route takes this topic, so its messages are not sent; `postroom routes list` shows what each route takes"
                 );
             }
         }
     }
 }
 
-/// SIGUSR1 shows how each route and inbox stands, as one line of JSON on standard error.
+/// SIGUSR1 prints the state of each route and inbox, as one line of JSON on standard error.
 fn show_on_signal(
     config: Arc<Config>,
     routes: Vec<Live<RouteNow>>,
@@ -294,7 +294,7 @@ fn announce(config: &Config, owner: &str) {
     say!("postroom: running {routes} route(s){inboxes} as {owner}");
 }
 
-/// Counts are of the last run of each; `restarts` says how many there were before it.
+/// The counts are those of the last run of each; `restarts` says how many runs there were before it.
 fn report(
     routes: &[(String, Ended<Summary>)],
     inboxes: &[(String, Ended<FillCounters>)],
@@ -331,7 +331,7 @@ fn report(
                 counters.fenced,
                 counters.lanes_lost
             ),
-            None => say!("postroom: route {route}: not running at the stop, restarts {restarts}"),
+            None => say!("postroom: route {route}: not running when postroom stopped, restarts {restarts}"),
         }
     }
     for (consumer, Ended { last, restarts, .. }) in inboxes {
@@ -342,7 +342,7 @@ fn report(
                 counters.duplicates,
                 counters.dead
             ),
-            None => say!("postroom: inbox {consumer}: not running at the stop, restarts {restarts}"),
+            None => say!("postroom: inbox {consumer}: not running when postroom stopped, restarts {restarts}"),
         }
     }
 }

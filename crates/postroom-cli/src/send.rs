@@ -1,4 +1,4 @@
-//! `postroom send`: one test message, written as an application writes it.
+//! `postroom send`: writes one test message, as an application would.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub struct SendArgs {
     /// A header; may be given several times
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
     headers: Vec<(String, String)>,
-    /// Send it after this time, such as 30s
+    /// Send it after this delay, such as 30s
     #[arg(long, value_parser = crate::dead::duration, value_name = "TIME")]
     delay: Option<Duration>,
 }
@@ -64,7 +64,7 @@ pub async fn send(args: SendArgs, json: bool) -> Result<(), Failure> {
     if json {
         show!("{}", serde_json::json!({ "id": id.to_string() }));
     } else {
-        show!("{id} is written; `postroom why {id}` tells what becomes of it");
+        show!("{id} has been written; `postroom why {id}` shows what happens to it");
     }
     Ok(())
 }

@@ -16,12 +16,12 @@ use crate::table::{Table, counted, duration, number};
 pub struct StatusArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Show it again after each such time, until ctrl-c
+    /// Show it again at this interval (2s if none is given), until ctrl-c
     #[arg(long, value_name = "TIME", value_parser = crate::dead::duration, num_args = 0..=1, default_missing_value = "2s")]
     watch: Option<Duration>,
-    /// End with exit code 1 if one of these holds, for monitoring: any, relay (nobody relays a route), sink (a sink or a queue is down
-    /// or blocked), dead, retry, unrouted, inbox (an inbox has dead or retried messages), age=TIME (the oldest message is older),
-    /// backlog=N (more messages wait). May be given several times or separated by commas
+    /// Exit with code 1 if one of these conditions is true, for monitoring: any, relay (no relay runs a route), sink (a sink or a queue
+    /// is down or blocked), dead, retry, unrouted, inbox (an inbox has dead or retried messages), age=TIME (the oldest message is
+    /// older), backlog=N (more messages wait). May be given several times or separated by commas
     #[arg(long, value_name = "CONDITION", value_delimiter = ',', value_parser = condition)]
     fail_on: Vec<Condition>,
 }
@@ -65,7 +65,7 @@ fn condition(text: &str) -> Result<Condition, String> {
     })
 }
 
-/// Something that a person should look at, and the next command.
+/// Something that needs a person's attention, and the next command.
 #[derive(Debug, Serialize)]
 struct Attention {
     kind: Kind,
@@ -78,7 +78,7 @@ impl Attention {
     }
 }
 
-/// A message that waits longer than this, with everything up, is worth a look.
+/// A message that waits longer than this although everything is up needs attention.
 const LONG: f64 = 60.0;
 
 pub async fn status(args: &StatusArgs, json: bool) -> Result<(), Failure> {
@@ -239,7 +239,7 @@ fn row(route: &RouteStatus) -> [String; 9] {
     ]
 }
 
-/// Where no message of the route was found before counting was cut, how old one can be at most.
+/// If counting stopped before it found a message of the route: how old such a message can be at most.
 fn oldest(route: &RouteStatus) -> String {
     match (route.oldest_unsent_seconds, route.oldest_unread_seconds) {
         (Some(seconds), _) => duration(seconds),
@@ -264,7 +264,7 @@ fn inbox_row(inbox: &InboxStatus) -> [String; 9] {
     ]
 }
 
-/// What somebody should look at, in words, the gravest first.
+/// What needs attention, in words, the most serious first.
 fn attention(status: &StoreStatus) -> Vec<Attention> {
     let mut found = Vec::new();
     for route in &status.routes {
@@ -277,8 +277,8 @@ fn attention(status: &StoreStatus) -> Vec<Attention> {
         found.push(Attention::new(
             Kind::Unrouted,
             format!(
-                "topic {topic}: no route takes it; {} among the newest, the oldest written {} ago, will not be sent. Correct the \
-                 topic where it is written, or add it to a route (`postroom routes list` shows what each takes)",
+                "topic {topic}: no route takes it; {} among the newest, the oldest of them written {} ago, will not be sent. Correct the \
+                 topic in the application that writes it, or add it to a route (`postroom routes list` shows what each takes)",
                 counted(*messages, false, "message"),
                 duration(*oldest_seconds)
             ),
@@ -299,7 +299,7 @@ fn of_route(route: &RouteStatus, found: &mut Vec<Attention>) {
         found.push(Attention::new(
             Kind::Relay,
             format!(
-                "route {name}: nobody holds {free} of {}; while relays run, that lasts one lease at most",
+                "route {name}: no relay holds {free} of {}; while relays run, this lasts at most one lease",
                 route.lanes
             ),
         ));
@@ -308,19 +308,22 @@ fn of_route(route: &RouteStatus, found: &mut Vec<Attention>) {
         let Some(trouble) = relay.link.trouble.as_ref().filter(|_| relay.alive) else { continue };
         let sink = relay.link.name.as_deref().unwrap_or("its sink");
         let (short, since) = (relay.short_name(), duration(trouble.since_seconds));
-        let what = if trouble.blocked { "takes nothing" } else { "has been down" };
+        let what = if trouble.blocked { "has accepted nothing" } else { "has been down" };
         found.push(Attention::new(
             Kind::Sink,
-            format!("route {name}: {sink} {what} for {since}, says relay {short}; messages wait: {}", trouble.error),
+            format!(
+                "route {name}: {sink} {what} for {since}, according to relay {short}; messages wait: {}",
+                trouble.error
+            ),
         ));
     }
     if route.retrying > 0 {
         let count = counted(route.retrying, route.retrying_is_bound, "message");
-        let why = route.last_failure.as_deref().unwrap_or("no reason is known");
+        let why = route.last_failure.as_deref().unwrap_or("unknown");
         found.push(Attention::new(
             Kind::Retry,
             format!(
-                "route {name}: {count} failed and will be tried again, the last one because: {why}. See `postroom messages list \
+                "route {name}: {count} failed and will be tried again; the last error: {why}. See `postroom messages list \
                  --route {name} --state retry`"
             ),
         ));
@@ -350,21 +353,25 @@ fn of_inbox(inbox: &InboxStatus, found: &mut Vec<Attention>) {
     if let Some(filler) = &inbox.filler {
         let (short, from) = (filler.short_name(), filler.link.name.as_deref().unwrap_or("its queue"));
         if !filler.alive {
-            let text = format!("inbox {name}: {short} filled it and has fallen silent; nobody has taken over yet");
+            let text = format!(
+                "inbox {name}: the lease of {short}, which filled it, has expired; no other process has taken over yet"
+            );
             found.push(Attention::new(Kind::Relay, text));
         } else if let Some(trouble) = &filler.link.trouble {
             let since = duration(trouble.since_seconds);
-            let text =
-                format!("inbox {name}: nothing has come in from {from} for {since}, says {short}: {}", trouble.error);
+            let text = format!(
+                "inbox {name}: nothing has been received from {from} for {since}, according to {short}: {}",
+                trouble.error
+            );
             found.push(Attention::new(Kind::Sink, text));
         }
     }
     if inbox.retrying > 0 {
         let count = counted(inbox.retrying, inbox.waiting_is_bound, "message");
-        let why = inbox.last_failure.as_deref().unwrap_or("no reason is known");
+        let why = inbox.last_failure.as_deref().unwrap_or("unknown");
         found.push(Attention::new(
             Kind::Inbox,
-            format!("inbox {name}: {count} failed and will be tried again, the last one because: {why}"),
+            format!("inbox {name}: {count} failed and will be tried again; the last error: {why}"),
         ));
     }
     if inbox.dead > 0 {

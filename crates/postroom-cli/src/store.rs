@@ -25,7 +25,7 @@ const STORES: &[Kind] =
 pub fn open(url: &str) -> Opened {
     STORES.iter().find_map(|kind| (kind.open)(url)).unwrap_or_else(|| {
         let examples: Vec<&str> = STORES.iter().map(|kind| kind.example).collect();
-        let text = format!("store URL {:?} names no store; use {}", redact_url(url), examples.join(" or "));
+        let text = format!("store URL {:?} has an unknown scheme; use {}", redact_url(url), examples.join(" or "));
         Err(Failure::new(exit::USAGE, text))
     })
 }

@@ -1,5 +1,5 @@
-//! Keeps the tasks of `postroom run` going: one that ends or panics while no stop was asked for is told and started again, and
-//! the others run on.
+//! Keeps the tasks of `postroom run` going: a task that ends or panics without a request to stop is logged and started again, and
+//! the others keep running.
 
 use std::any::Any;
 use std::future::Future;
@@ -20,19 +20,19 @@ const BACKOFF: Backoff =
 struct Backoff {
     first: Duration,
     cap: Duration,
-    /// A task that ran so long has recovered: the next wait is the first again.
+    /// A task that has run this long has recovered: the next wait is the first one again.
     recovered_after: Duration,
 }
 
 /// One run of a task.
 pub type Attempt<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
-/// What became of a task in the end.
+/// How a task ended.
 #[derive(Debug)]
 pub struct Ended<T> {
-    /// What its last run brought; none: it did not end by the stop.
+    /// The result of its last run; none: it was not running when the stop came.
     pub last: Option<T>,
-    /// Why there is nothing.
+    /// Why there is no result.
     pub failed: Option<Failure>,
     /// How often it was started again.
     pub restarts: u64,
@@ -45,7 +45,7 @@ pub struct Supervised<T> {
 }
 
 impl<T> Supervised<T> {
-    /// Waits for its end, which comes after the stop only.
+    /// Waits for its end, which comes only after the stop.
     pub async fn ended(self) -> Ended<T> {
         match self.task.await {
             Ok(ended) => ended,
@@ -54,7 +54,7 @@ impl<T> Supervised<T> {
     }
 }
 
-/// Runs `first`, and `again` with the number of the restart whenever that ended although nobody asked for a stop.
+/// Runs `first`, and then `again` with the number of the restart each time the task ends without a request to stop.
 pub fn supervise<T: Send + 'static>(
     name: String,
     stopped: watch::Receiver<bool>,
@@ -88,7 +88,7 @@ fn supervise_with<T: Send + 'static>(
                 Err(error) => why(error),
             };
             if stop {
-                tracing::error!("{name} ended at the stop: {cause}");
+                tracing::error!("{name} ended while postroom stopped: {cause}");
                 return Ended { last: None, failed: Some(told(&name, &cause)), restarts };
             }
             if began.elapsed() >= waits.recovered_after {
@@ -108,7 +108,7 @@ fn supervise_with<T: Send + 'static>(
 }
 
 fn told(name: &str, cause: &str) -> Failure {
-    Failure::new(exit::FAILURE, format!("{name} was not running at the stop: {cause}"))
+    Failure::new(exit::FAILURE, format!("{name} was not running when postroom stopped: {cause}"))
 }
 
 fn why(error: JoinError) -> String {
@@ -120,7 +120,7 @@ fn why(error: JoinError) -> String {
 
 fn text_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a text".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
 }
 
 #[cfg(test)]

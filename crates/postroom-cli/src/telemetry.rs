@@ -44,7 +44,7 @@ pub fn start(usual: &str) -> Telemetry {
     {
         registry.init();
         if named {
-            tracing::warn!("a collector of traces is named, but this program was built without the feature otlp");
+            tracing::warn!("a trace collector is configured, but this program was built without the feature otlp");
         }
         Telemetry {}
     }

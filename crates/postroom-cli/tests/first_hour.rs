@@ -219,12 +219,12 @@ fn incidents(hour: &mut Hour) {
     hour.until(
         "an alarm of the broker",
         || hour.status(),
-        &["takes nothing for", "memory or disk alarm", "blocked for"],
+        &["has accepted nothing for", "memory or disk alarm", "blocked for"],
     );
     let log = |hour: &Hour| std::fs::read_to_string(hour.dir.join("tls.log")).unwrap();
-    hour.until("the log tells of the alarm", || log(hour), &["the sink takes nothing for now"]);
+    hour.until("the log tells of the alarm", || log(hour), &["the sink accepts nothing for now"]);
     hour.rabbit.memory_alarm(false).unwrap();
-    hour.until("the log tells of its end", || log(hour), &["the sink takes messages again"]);
+    hour.until("the log tells of its end", || log(hour), &["the sink accepts messages again"]);
 
     hour.rabbit.kill().unwrap();
     let waits = hour.send(&["--topic", "orders", "--type", "order.placed"]);

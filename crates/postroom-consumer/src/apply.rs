@@ -159,7 +159,7 @@ pub(crate) async fn apply<F: ConsumerStore>(
             let handled = span.around(handler.handle(tx, message, attempts, merge_into, answer)).await;
             handled.inspect_err(|error| span.failed(&error.to_string())).map_err(sorted::<F>)?;
             if !F::is_open(tx) {
-                let error = "its handler ended the transaction, on purpose or by an error that it swallowed";
+                let error = "its handler ended the transaction, on purpose or by ignoring an error";
                 return Err(Trouble::Message(HandlerError::Again(error.into())));
             }
             if merge_into.is_some() { Fate::Merged } else { Fate::Applied }

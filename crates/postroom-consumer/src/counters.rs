@@ -6,19 +6,19 @@ use postroom::Happened;
 
 use crate::apply::{End, Fate};
 
-/// What a receiver has seen. Every delivery is counted once under what became of it, and so is every time that a waiting
+/// What a receiver has seen. Every delivery is counted once, by its outcome, and so is each time that a waiting
 /// message was handled.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiveCounters {
-    /// Had their effect.
+    /// Applied.
     pub applied: u64,
-    /// Had taken effect before, or wait in the store already.
+    /// Already applied, or already waiting in the store.
     pub duplicates: u64,
     /// Not newer than what was handled, and merged.
     pub merged: u64,
     /// Not newer than what was handled, and ignored.
     pub ignored: u64,
-    /// Came too late, and went to the compensation.
+    /// Arrived too late, and went to the compensation.
     pub late: u64,
     /// Versions that were missing when their window ended.
     pub missing: u64,
@@ -28,11 +28,11 @@ pub struct ReceiveCounters {
     pub early: u64,
     /// Failed, and kept in the store for another attempt.
     pub retried: u64,
-    /// Dead, those included that cannot be kept among the messages that wait.
+    /// Dead letters, including those that cannot be kept among the waiting messages.
     pub dead: u64,
-    /// Of a type that nobody handles, and ignored.
+    /// Ignored, because no handler takes their type.
     pub unknown: u64,
-    /// Claims that had lapsed when they were to be settled; nothing was changed.
+    /// Claims that had expired before they were settled; nothing was changed.
     pub lapsed: u64,
     /// Given back to the broker.
     pub requeued: u64,
@@ -58,7 +58,7 @@ impl ReceiveCounters {
         *counter += 1;
     }
 
-    /// What happened since these were the counters.
+    /// What happened since these counters were read.
     pub(crate) fn since(&self, before: &Self, took: Duration) -> Happened {
         let sum = |of: fn(&Self) -> u64| of(self).saturating_sub(of(before)) as usize;
         Happened::Handled {

@@ -11,15 +11,15 @@ use postroom::{Aggregate, BoxError, Message, Transactions};
 /// Why a message was not handled. Everything in its transaction is rolled back.
 #[derive(Debug)]
 pub enum HandlerError {
-    /// It may pass later: it is tried again after a wait, and is dead when its attempts are used up. Lock timeouts,
-    /// serialization failures and broken connections of the store are recognised and burn no attempt.
+    /// It may succeed later: it is tried again after a wait, and becomes a dead letter when its attempts are used up. Lock timeouts,
+    /// serialization failures and broken connections of the store are recognised and use up no attempt.
     Again(BoxError),
-    /// It will never pass: it is dead at once.
+    /// It will never succeed: it becomes a dead letter at once.
     Reject(BoxError),
 }
 
 impl HandlerError {
-    /// It will never pass, because of this.
+    /// It will never succeed, because of this.
     pub fn reject(error: impl Into<BoxError>) -> Self {
         Self::Reject(error.into())
     }
@@ -32,14 +32,14 @@ impl fmt::Display for HandlerError {
     }
 }
 
-/// So that `?` works on any error in a handler; a message is given up only on purpose, with [`HandlerError::reject`].
+/// So that `?` works on any error in a handler; a message is rejected only on purpose, with [`HandlerError::reject`].
 impl<E: Error + Send + Sync + 'static> From<E> for HandlerError {
     fn from(error: E) -> Self {
         Self::Again(error.into())
     }
 }
 
-/// An error with its causes. Not the detail that PostgreSQL adds to a refused row: it quotes the row, payload included.
+/// An error with its causes. Without the detail that PostgreSQL adds to a rejected row: it quotes the row, including the payload.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let without_detail = |error: &dyn Error| {
         let mut text = error.to_string();
@@ -64,34 +64,34 @@ pub struct Incoming<M> {
     pub body: M,
     /// The message itself, with id, key, headers, aggregate and version.
     pub message: Arc<Message>,
-    /// Attempts burned before this one.
+    /// Attempts used up before this one.
     pub attempts: u32,
-    /// The version that was handled last, where this message is not newer: only with [`Stale::Merge`].
+    /// The version that was handled last, if this message is not newer: only with [`Stale::Merge`].
     pub merge_into: Option<i64>,
 }
 
-/// Has the effect of messages of one type, in the transaction that also remembers that it was had.
+/// Applies messages of one type, in the transaction that also records them as applied.
 ///
 /// Called again with the same message whenever the transaction did not commit. What it does outside the transaction is
-/// not undone; use [`Call`] for that.
+/// not rolled back; use [`Call`] for that.
 #[async_trait]
 pub trait Handle<F: Transactions, M: Send + Sync>: Send + Sync + 'static {
     /// Does the work in `tx`, which it leaves open.
     async fn handle(&self, tx: &mut F::Tx<'_>, incoming: &Incoming<M>) -> Result<(), HandlerError>;
 }
 
-/// Has an effect outside the database, such as a payment at another company, in two steps.
+/// Applies an effect outside the database, such as a payment at another company, in two steps.
 ///
 /// 1. The intent is committed: the message is kept in the store, claimed by this worker.
 /// 2. `call` is made, outside of any transaction. It is repeated after a crash, always with the same key: the other side
-///    has to take a repeated key for what it is.
+///    must recognise a repeated key.
 /// 3. `done` records the answer, in the transaction that settles the message.
 #[async_trait]
 pub trait Call<F: Transactions, M: Send + Sync>: Send + Sync + 'static {
-    /// What the other side said.
+    /// The other side's answer.
     type Answer: Send + Sync + 'static;
 
-    /// Calls the other side. `idempotency_key` is made of consumer and message id, and the same for each attempt.
+    /// Calls the other side. `idempotency_key` is built from consumer and message id, and is the same for each attempt.
     async fn call(&self, idempotency_key: &str, incoming: &Incoming<M>) -> Result<Self::Answer, HandlerError>;
 
     /// Records the answer in `tx`, which it leaves open.
@@ -99,19 +99,19 @@ pub trait Call<F: Transactions, M: Send + Sync>: Send + Sync + 'static {
     -> Result<(), HandlerError>;
 }
 
-/// What did not come in order.
+/// What did not arrive in order.
 #[derive(Debug)]
 pub enum OutOfOrder<'a> {
-    /// The reorder window ended and these versions are not there; `next` is handled after this.
+    /// The reorder window ended and these versions are missing; `next` is handled after this.
     Missing {
         /// Of this aggregate.
         aggregate: &'a Aggregate,
-        /// The versions that did not come; of a writer that skips versions, perhaps very many.
+        /// The missing versions; there may be very many if a writer skips versions.
         versions: RangeInclusive<i64>,
         /// The message that waited for them.
         next: &'a Message,
     },
-    /// This message came after its version, or a later one, had been handled.
+    /// This message arrived after its version, or a later one, had been handled.
     Late {
         /// Of this aggregate.
         aggregate: &'a Aggregate,
@@ -122,14 +122,14 @@ pub enum OutOfOrder<'a> {
     },
 }
 
-/// Repairs what did not come in order: by replaying, merging, or telling somebody.
+/// Repairs what did not arrive in order: by replaying, merging, or telling somebody.
 #[async_trait]
 pub trait Compensate<F: Transactions>: Send + Sync + 'static {
     /// Does the work in `tx`, which it leaves open.
     async fn compensate(&self, tx: &mut F::Tx<'_>, what: &OutOfOrder<'_>) -> Result<(), HandlerError>;
 }
 
-/// What becomes of a version that is not newer than the one handled last.
+/// What happens to a version that is not newer than the one handled last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stale {
     /// Nothing; it is counted.

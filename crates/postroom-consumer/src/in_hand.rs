@@ -28,7 +28,7 @@ impl InHand {
                 if !held.is_empty()
                     && let Err(error) = subscription.extend(&held).await
                 {
-                    tracing::debug!("deliveries were not extended; they may come again: {}", chain(&error));
+                    tracing::debug!("deliveries were not extended; they may be delivered again: {}", chain(&error));
                 }
             }
         });

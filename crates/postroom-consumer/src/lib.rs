@@ -1,8 +1,8 @@
 //! The receiving runtime: takes messages from a [`postroom::Subscription`], hands them to handlers that work in the store's
 //! own transactions, and acks after the commit.
 //!
-//! A message whose handler fails, or that waits behind such a one, or for an earlier version, is kept in the store; the broker
-//! is acked and other keys flow. The crate's parts: [`Handlers`] say what is done, [`Receiver`] does it.
+//! A message whose handler fails, or that waits behind such a message or for an earlier version, is kept in the store; the broker
+//! is acked, and other keys do not wait. [`Handlers`] define what to do with a message, and [`Receiver`] does it.
 
 mod again;
 mod apply;

@@ -10,21 +10,21 @@ use crate::handler::Stale;
 pub enum Versions {
     /// Not at all.
     Any,
-    /// A version has its effect when it is newer than the last one; versions may be missing.
+    /// A version is applied if it is newer than the last one; versions may be missing.
     Newer(Stale),
-    /// Each version has its effect after the one before it.
+    /// Each version is applied after the one before it.
     InOrder {
         /// How long a version waits in the store for those before it; 1 to 5 minutes are usual.
         window: Duration,
         /// The version that an aggregate begins with; `None`: whichever comes first.
         first: Option<i64>,
-        /// What becomes of versions that come after the window.
+        /// What happens to versions that arrive after the window.
         late: Stale,
     },
 }
 
 impl Versions {
-    /// Each version after the one before it, from 1 on; those that come after `window` go to the compensation.
+    /// Each version after the one before it, from 1 on; those that arrive after `window` go to the compensation.
     pub fn in_order(window: Duration) -> Self {
         Self::InOrder { window, first: Some(1), late: Stale::Compensate }
     }

@@ -17,7 +17,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A peer that has not acknowledged data for so long is gone: a half-open link must not hang the relay.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A URL that does not name a PostgreSQL database, or that asks for something that cannot be had.
+/// A URL that does not name a PostgreSQL database, or that asks for something impossible.
 #[derive(Debug, thiserror::Error)]
 #[error("read database URL {shown}")]
 pub struct InvalidUrl {
@@ -36,7 +36,7 @@ struct NotConnected {
     source: tokio_postgres::Error,
 }
 
-/// Opens connections to one database. Off this machine they are encrypted and the server's certificate is verified, unless the URL
+/// Opens connections to one database. To other machines they are encrypted and the server's certificate is verified, unless the URL
 /// says otherwise.
 #[derive(Clone)]
 pub struct Connector {
@@ -54,8 +54,8 @@ impl std::fmt::Debug for Connector {
 }
 
 impl Connector {
-    /// Reads a `postgres://` URL. About TLS it may say `sslmode` (`verify-full`, `verify-ca` or `disable`; `require` is
-    /// `verify-full`), `sslrootcert`, `sslcert` and `sslkey`, files in PEM. Without any of them it is `disable` for a host on this
+    /// Reads a `postgres://` URL. Its TLS options are `sslmode` (`verify-full`, `verify-ca` or `disable`; `require` is
+    /// `verify-full`), `sslrootcert`, `sslcert` and `sslkey`, files in PEM. Without any of these, `sslmode` is `disable` for a host on this
     /// machine, and `verify-full` with the system's roots for every other.
     pub fn new(url: &str) -> Result<Self, InvalidUrl> {
         let invalid = |source: BoxError| InvalidUrl { shown: redact_url(url), source };
@@ -88,7 +88,7 @@ impl Connector {
         Ok(Self { config, tls: MakeRustlsConnect::new(tls), shown: redact_url(url), to: to.into() })
     }
 
-    /// Takes the password from a file in PostgreSQL's own format (`host:port:database:user:password`, `*` fits anything), unless the
+    /// Takes the password from a file in PostgreSQL's own format (`host:port:database:user:password`, `*` matches anything), unless the
     /// URL has one. <https://www.postgresql.org/docs/current/libpq-pgpass.html>
     pub fn password_from(mut self, file: &Path) -> Result<Self, InvalidUrl> {
         if self.config.get_password().is_some() {
@@ -193,7 +193,7 @@ impl Connector {
     }
 }
 
-const UNREADABLE: &str = "it cannot be parsed; it is postgres://USER:PASSWORD@HOST:PORT/DATABASE, with special characters of user and \
+const UNREADABLE: &str = "it cannot be parsed; write postgres://USER:PASSWORD@HOST:PORT/DATABASE, with special characters of user and \
                           password percent-encoded (@ as %40, : as %3A, / as %2F, ? as %3F, # as %23, % as %25)";
 
 /// The password of a line of a password file, if the line is about this host, port, database and user.
@@ -227,8 +227,8 @@ pub(crate) fn behind_a_pooler() -> StoreError {
     StoreError::Refused {
         what: "use this connection for a relay",
         source:
-            "a connection pooler answers: the session's settings did not arrive, or its transactions run on several \
-                 backends. Give the relay a URL that leads to PostgreSQL itself; writers may keep the pooler"
+            "a connection pooler answered: the session's settings did not arrive, or its transactions run on several \
+                 backends. Give the relay a URL that connects to PostgreSQL directly; writers may still use the pooler"
                 .into(),
     }
 }

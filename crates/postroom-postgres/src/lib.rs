@@ -44,7 +44,7 @@ pub use migrate::{migrate, print_sql, schema_version};
 /// The outbox and the inbox in PostgreSQL. It has no connection of its own: it works in the caller's transaction.
 ///
 /// Implements `Outbox` and `Inbox` for `tokio_postgres::Transaction` (feature `tokio-postgres`) and for
-/// `sqlx::Transaction<'_, sqlx::Postgres>` (feature `sqlx` for sqlx 0.9, `sqlx-08` for sqlx 0.8), and for nothing that is not a
-/// transaction.
+/// `sqlx::Transaction<'_, sqlx::Postgres>` (feature `sqlx` for sqlx 0.9, `sqlx-08` for sqlx 0.8), and only for
+/// transactions.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Postgres;

@@ -204,7 +204,7 @@ impl Link {
 }
 
 const UNDEFINED_HINT: &str =
-    "run `postroom migrate` on this database, unless a restore is under way: then wait until it is complete";
+    "run `postroom migrate` on this database, unless a restore is running: then wait until it is complete";
 
 /// The class of a SQLSTATE, its first two characters; a server that is none of ours may send anything.
 pub(crate) fn class_of(code: &SqlState) -> &str {

@@ -25,21 +25,21 @@ const MIGRATIONS: &[Migration] = &[
     Migration {
         number: 1,
         name: "foundation",
-        locks: "nothing that is there: it creates tables",
+        locks: "nothing that exists: it creates tables",
         sql: include_str!("../migrations/0001_foundation.sql"),
         formerly: None,
     },
     Migration {
         number: 2,
         name: "relays",
-        locks: "nothing that is there: it creates a table",
+        locks: "nothing that exists: it creates a table",
         sql: include_str!("../migrations/0002_relays.sql"),
         formerly: None,
     },
     Migration {
         number: 3,
         name: "audit",
-        locks: "nothing that is there: it creates a table",
+        locks: "nothing that exists: it creates a table",
         sql: include_str!("../migrations/0003_audit.sql"),
         formerly: None,
     },
@@ -67,7 +67,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration {
         number: 7,
         name: "fillers",
-        locks: "nothing that is there: it creates a table",
+        locks: "nothing that exists: it creates a table",
         sql: include_str!("../migrations/0007_fillers.sql"),
         formerly: None,
     },
@@ -81,7 +81,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration {
         number: 9,
         name: "clocks",
-        locks: "nothing that is there: it creates a table and replaces a function",
+        locks: "nothing that exists: it creates a table and replaces a function",
         sql: include_str!("../migrations/0009_clocks.sql"),
         formerly: None,
     },
@@ -149,7 +149,7 @@ pub async fn migrate(connector: &Connector, lanes: impl Into<Option<u16>>) -> Re
     let alone: bool =
         tx.query_one("select pg_try_advisory_xact_lock($1)", &[&ADVISORY_LOCK]).await.map_err(failed)?.get(0);
     if !alone {
-        tracing::warn!("another `postroom migrate` is at work on this database; waiting for its end");
+        tracing::warn!("another `postroom migrate` is running on this database; waiting until it ends");
         tx.query_one("select pg_advisory_xact_lock($1)", &[&ADVISORY_LOCK]).await.map_err(failed)?;
     }
     tx.batch_execute(LOCK_TIMEOUT).await.map_err(failed)?;

@@ -66,5 +66,5 @@ pub(crate) fn shown_opt(row: &Row, column: usize) -> Result<Option<String>, toki
 /// A column that holds one of our own words, as what it means.
 pub(crate) fn word<T>(row: &Row, column: usize, of: impl Fn(&str) -> Option<T>) -> Result<T, BoxError> {
     let word = shown(row, column)?;
-    of(&word).ok_or_else(|| format!("{word:?} means nothing to this version of postroom; use a newer one").into())
+    of(&word).ok_or_else(|| format!("{word:?} is not known to this version of postroom; use a newer one").into())
 }

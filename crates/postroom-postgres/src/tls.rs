@@ -72,12 +72,12 @@ impl TlsOptions {
             Some("verify-ca") => Ok(Verify::Issuer),
             Some("disable") => Ok(Verify::Nothing),
             Some(mode @ ("prefer" | "allow")) => Err(format!(
-                "sslmode={mode} would send the password to whoever answers without TLS; use sslmode=verify-full, with \
-                 sslrootcert=FILE for a CA of your own, or sslmode=disable where the network is trusted"
+                "sslmode={mode} would send the password to any server that answers, even without TLS; use sslmode=verify-full, with \
+                 sslrootcert=FILE for your own CA, or sslmode=disable if the network is trusted"
             )
             .into()),
             Some(other) => {
-                Err(format!("sslmode={other:?} is not known; it is verify-full, verify-ca, or disable").into())
+                Err(format!("sslmode={other:?} is not known; use verify-full, verify-ca, or disable").into())
             }
         }
     }
@@ -122,13 +122,13 @@ impl TlsOptions {
                     .map_err(|error| format!("sslkey {shown}: {}", told(&error.to_string())))?;
                 Ok(builder.with_client_auth_cert(chain, key).map_err(|error| format!("sslcert and sslkey: {error}"))?)
             }
-            _ => Err("sslcert and sslkey go together; the other one is missing".into()),
+            _ => Err("sslcert and sslkey must be given together; one of them is missing".into()),
         }
     }
 }
 
 fn told(error: &str) -> String {
-    if error.contains("no items") { "there is no such part in PEM in it".to_owned() } else { error.to_owned() }
+    if error.contains("no items") { "it has no such part in PEM format".to_owned() } else { error.to_owned() }
 }
 
 fn certificates(file: &Path, option: &str) -> Result<Vec<CertificateDer<'static>>, BoxError> {
@@ -137,7 +137,7 @@ fn certificates(file: &Path, option: &str) -> Result<Vec<CertificateDer<'static>
     let certificates: Vec<_> =
         CertificateDer::pem_file_iter(file).map_err(wrong)?.collect::<Result<_, _>>().map_err(wrong)?;
     if certificates.is_empty() {
-        return Err(format!("{option} {}: there is no certificate in PEM in it", file.display()).into());
+        return Err(format!("{option} {}: the file has no certificate in PEM format", file.display()).into());
     }
     Ok(certificates)
 }
@@ -228,7 +228,7 @@ pub(crate) fn hint(error: &(dyn std::error::Error + 'static)) -> Option<&'static
                 CertificateError::UnknownIssuer | CertificateError::BadSignature,
             )) => {
                 return Some(
-                    "nobody whom this machine trusts has issued the server's certificate; for a CA of your own add \
+                    "the server's certificate was not issued by a CA that this machine trusts; for your own CA add \
                      sslrootcert=/path/to/ca.pem to the URL",
                 );
             }
@@ -237,18 +237,18 @@ pub(crate) fn hint(error: &(dyn std::error::Error + 'static)) -> Option<&'static
             )) => {
                 return Some(
                     "the server's certificate is for another name; connect by one of its names, or add sslmode=verify-ca to \
-                     the URL where every server with a certificate of that CA may answer",
+                     the URL if any server with a certificate from that CA is acceptable",
                 );
             }
             Some(rustls::Error::AlertReceived(_)) => {
-                return Some("the server may ask for a certificate of ours: add sslcert=… and sslkey=… to the URL");
+                return Some("the server may require a client certificate: add sslcert=… and sslkey=… to the URL");
             }
             _ => {}
         }
         if error.to_string().contains("server does not support TLS") {
             return Some(
-                "the server offers no TLS; turn it on there, or add sslmode=disable to the URL where the network is trusted: \
-                 the password and all messages can be read on it then",
+                "the server offers no TLS; turn it on there, or add sslmode=disable to the URL if the network is trusted: \
+                 the password and all messages are then sent unencrypted",
             );
         }
         cause = error.source();

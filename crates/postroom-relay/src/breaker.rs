@@ -122,7 +122,10 @@ impl Breaker {
         let opens = self.refusals == self.refusals_max || (self.refusals > self.refusals_max && self.trial);
         if opens {
             let wait = self.refusing.failed();
-            self.open(now + wait, format!("it refused {} messages in a row, the last: {why}", self.refusals));
+            self.open(
+                now + wait,
+                format!("it rejected {} messages in a row, the last one because: {why}", self.refusals),
+            );
         }
         opens
     }

@@ -1,8 +1,8 @@
 //! The engine: claims messages from a [`postroom::Source`], publishes them to a [`postroom::Sink`], and records the
 //! outcome. It names no store and no broker, and never looks into a payload.
 //!
-//! [`Engine`] is the whole of the decisions: a state machine without I/O, clock or chance of its own. [`Relay`] carries
-//! out what it asks for.
+//! [`Engine`] makes all decisions: a state machine without I/O, and without a clock or random numbers of its own. [`Relay`]
+//! carries out what it asks for.
 
 mod backoff;
 mod breaker;

@@ -11,25 +11,25 @@ use postroom::{
 /// What the engine is told once.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// Most deliveries claimed and not passed by the stored position: what a crash can repeat.
+    /// Most deliveries that are claimed but not yet covered by a saved position: what a crash can repeat.
     pub in_flight_max: usize,
-    /// About how many bytes of payloads and headers may be in memory; one message more than this at most.
+    /// Limit on the bytes of payloads and headers in memory, which one message may exceed.
     pub in_flight_bytes_max: usize,
     /// Order within a key.
     pub order: Order,
-    /// What becomes of a key whose message is dead.
+    /// What happens to a key after a dead letter.
     pub on_dead: OnDead,
-    /// Most messages a second; none: as many as the sink takes.
+    /// Most messages in a second; none: as many as the sink accepts.
     pub rate: Option<u32>,
-    /// Refusals in a row after which the sink is left alone for a while; 0: never.
+    /// Rejections in a row after which publishing pauses; 0: never.
     pub breaker_after: u32,
     /// Longest wait between two polls when there is nothing to do.
     pub poll_idle: Duration,
-    /// What becomes of failed messages.
+    /// What happens to failed messages.
     pub retry: RetryPolicy,
     /// Lanes are renewed this often.
     pub renew_every: Duration,
-    /// How the sink likes to be called.
+    /// How many messages the sink accepts at once.
     pub sink: SinkLimits,
     /// Seed of the jitter.
     pub seed: u64,
@@ -46,13 +46,13 @@ pub enum Input {
     Renewed(Option<Standing>),
     /// A claim came back.
     Claimed(Option<Claimed>),
-    /// A note about a message that travels alone is written; nothing is known of it where it could not be.
+    /// A note about a message that is published alone is recorded; nothing is known if it could not be recorded.
     Noted(Noted),
-    /// The note is off; false: it may still be there.
+    /// The note is cleared; false: it may still be there.
     NoteCleared(bool),
     /// A batch came back; an error: the sink was unavailable.
     Published(BatchId, Result<Verdicts, String>),
-    /// A settling came back.
+    /// The answer to settled messages came back.
     Settled(Option<Settled>),
     /// A probe of the sink came back.
     Probed(Result<(), String>),
@@ -62,7 +62,7 @@ pub enum Input {
     Stop,
 }
 
-/// What is to be done. Each ends with the input of its name.
+/// What to do. Each ends with the input of the same name.
 #[derive(Debug)]
 pub enum Action {
     /// Call [`postroom::Source::renew`], and add whether the sink says that it is blocked.
@@ -71,7 +71,7 @@ pub enum Action {
     Claim(Want),
     /// Call [`postroom::Source::note`], with `proven` only if the sink does not say that it is blocked.
     Note {
-        /// What travels alone.
+        /// The delivery that is published alone.
         token: Token,
         /// The sink stored something since this process began.
         proven: bool,
@@ -88,20 +88,20 @@ pub enum Action {
     Finish,
 }
 
-/// A message that is among the dead letters.
+/// A message that became a dead letter.
 #[derive(Debug, Clone)]
 pub struct Death {
     /// The message.
     pub message: Arc<Message>,
-    /// Attempts burned.
+    /// Attempts used up.
     pub attempts: u32,
     /// Why it is dead.
     pub cause: Cause,
-    /// What was said last.
+    /// The last error.
     pub error: String,
 }
 
-/// How a route stands in this process.
+/// The state of a route in this process.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct RouteNow {
     /// What was seen since the relay began.
@@ -116,9 +116,9 @@ pub struct RouteNow {
     pub with_sink: usize,
     /// Settled, and not covered by a saved position yet.
     pub settled_ahead: usize,
-    /// Why the sink is not published to; none: it is.
+    /// Why nothing is published to the sink; none: publishing is possible.
     pub sink_down: Option<String>,
-    /// It claims nothing more and finishes what is in flight.
+    /// It claims nothing more and finishes the messages in flight.
     pub stopping: bool,
 }
 
@@ -129,7 +129,7 @@ pub struct Counters {
     pub claimed: u64,
     /// Verdicts of stored.
     pub stored: u64,
-    /// Outcomes that nobody knew.
+    /// Unknown outcomes.
     pub unknown: u64,
     /// Failed and parked for another attempt.
     pub retried: u64,
@@ -141,8 +141,8 @@ pub struct Counters {
     pub dead: u64,
     /// Settlements that changed nothing because the lane was lost.
     pub fenced: u64,
-    /// Lanes that turned out to be another relay's, or that another one took: what was in hand of them is repeated.
+    /// Lanes that turned out to be another relay's, or that another one took: their messages in flight are repeated.
     pub lanes_lost: u64,
-    /// Times the sink was found unavailable, or refused everything.
+    /// How often the sink was unavailable, or rejected everything.
     pub sink_outages: u64,
 }

@@ -44,20 +44,20 @@ pub struct Relay {
 /// How a relay ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Summary {
-    /// What it saw.
+    /// What it counted.
     pub counters: Counters,
-    /// Deliveries that were claimed and not settled when the deadline came; they are published again by whoever is next.
+    /// Deliveries that were claimed and not settled at the deadline; the next relay publishes them again.
     pub unfinished: usize,
-    /// At most so many deliveries that are done are not known to be covered by a saved position, because the store could not be
+    /// At most this many finished deliveries are not known to be covered by a saved position, because the store could not be
     /// reached or an unfinished one is before them: those that the sink has are sent again.
     pub unwritten: usize,
-    /// The lanes were given back. Otherwise others wait for the lease to end.
+    /// The lanes were given back. Otherwise other relays wait until the lease expires.
     pub released: bool,
 }
 
 impl Relay {
     /// A relay of this route with 2,000 messages and 64 MiB in flight, an idle poll of 200 ms, and a stop deadline of 20 s. The
-    /// source has to be of the same route.
+    /// source must be of the same route.
     pub fn new(route: Route, source: Arc<dyn Source>, sink: Arc<dyn Sink>) -> Self {
         Self {
             route,
@@ -81,13 +81,13 @@ impl Relay {
         self
     }
 
-    /// Most deliveries claimed and not passed by the stored position, which is what a crash can repeat; at least 1.
+    /// Most deliveries that are claimed but not yet covered by a saved position, which is what a crash can repeat; at least 1.
     pub fn in_flight_max(mut self, messages: usize) -> Self {
         self.in_flight_max = messages.max(1);
         self
     }
 
-    /// About how many bytes of payloads and headers may be in memory, one message more at most; at least 1.
+    /// Limit on the bytes of payloads and headers in memory, which one message may exceed; at least 1.
     pub fn in_flight_bytes_max(mut self, bytes: usize) -> Self {
         self.in_flight_bytes_max = bytes.max(1);
         self
@@ -99,13 +99,13 @@ impl Relay {
         self
     }
 
-    /// How long a stop may take before it leaves unfinished what is in flight; a year at most.
+    /// How long a stop may take before it leaves messages in flight unfinished; at most a year.
     pub fn stop_deadline(mut self, deadline: Duration) -> Self {
         self.stop_deadline = deadline.min(LONGEST);
         self
     }
 
-    /// What the sink is, for people, without secrets; shown by `postroom status`.
+    /// A name for the sink, for people, without secrets; shown by `postroom status`.
     pub fn sink_named(mut self, name: impl Into<String>) -> Self {
         self.sink_name = Some(name.into());
         self
@@ -117,19 +117,19 @@ impl Relay {
         self
     }
 
-    /// Tells an observer what happens, once a batch.
+    /// Tells an observer what happens, once for each batch.
     pub fn observed_by(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = observer;
         self
     }
 
-    /// Says here how the route stands, after every step.
+    /// Publishes the route's state here, after every step.
     pub fn shown_in(mut self, live: Live<RouteNow>) -> Self {
         self.live = live;
         self
     }
 
-    /// Runs until `stop` resolves, then claims nothing more, finishes what is in flight within the deadline, gives the
+    /// Runs until `stop` resolves, then claims nothing more, finishes the messages in flight within the deadline, gives the
     /// lanes back and closes the sink. Errors of the store and the broker are logged and tried again; they never end it.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Summary {
         let began = Instant::now();
@@ -179,7 +179,7 @@ impl Relay {
                 biased;
                 () = &mut stop, if deadline.is_none() => {
                     deadline = Some(Instant::now() + self.stop_deadline);
-                    tracing::info!(route = %self.route.name, in_flight = engine.in_flight(), "stopping: finishing what is in flight");
+                    tracing::info!(route = %self.route.name, in_flight = engine.in_flight(), "stopping: finishing the messages in flight");
                     Some(Input::Stop)
                 }
                 Some(input) = work.next(), if !work.is_empty() => input,
@@ -201,7 +201,7 @@ impl Relay {
         told.rest(true);
         let unfinished = engine.unfinished();
         if unfinished > 0 {
-            tracing::warn!(route = %self.route.name, unfinished, "stopped before these were through; they are published again");
+            tracing::warn!(route = %self.route.name, unfinished, "stopped before these were finished; they will be published again");
         }
         let released = self.close(&told).await;
         self.live.set(engine.standing());
@@ -209,7 +209,7 @@ impl Relay {
         if unwritten > 0 {
             tracing::warn!(
                 route = %self.route.name, unwritten,
-                "stopped with so many that are done and not covered by a saved position: those that the sink has may be sent again"
+                "stopped with this many finished messages that no saved position covers: those that the sink has may be sent again"
             );
         }
         Summary { counters: engine.counters(), unfinished, unwritten, released }
@@ -221,7 +221,7 @@ impl Relay {
         let released = match release {
             Ok(Ok(())) => true,
             Ok(Err(error)) => {
-                told.complaint("give the lanes back; they are free when the lease expires", &error);
+                told.complaint("give the lanes back; they become free when the lease expires", &error);
                 false
             }
             Err(_) => {
@@ -270,13 +270,13 @@ impl Relay {
                 let proven = proven && self.sink.blocked().is_none();
                 let noted = self.source.note(token, proven).await;
                 let noted =
-                    noted.inspect_err(|error| drop(told.complaint("note the message that travels alone", error)));
+                    noted.inspect_err(|error| drop(told.complaint("note the message that is published alone", error)));
                 Some(Input::Noted(noted.unwrap_or(Noted { proven, ..Noted::default() })))
             }),
             Action::ClearNote => Box::pin(async move {
                 let cleared = self.source.clear_note().await;
                 let cleared = cleared
-                    .inspect_err(|error| drop(told.complaint("take the note off a message that came back", error)));
+                    .inspect_err(|error| drop(told.complaint("clear the note about a message that came back", error)));
                 Some(Input::NoteCleared(cleared.is_ok()))
             }),
             Action::Settle(settlements) => Box::pin(async move {
@@ -340,7 +340,7 @@ impl Relay {
             let lanes: Vec<String> = lost.iter().map(|lost| lost.lane.to_string()).collect();
             tracing::warn!(
                 route = %self.route.name, lanes = %lanes.join(","),
-                "lost lanes; what was in hand of them is published again by whoever has them"
+                "lost lanes; their messages in flight will be published again by the relay that holds them now"
             );
         }
     }
@@ -353,14 +353,14 @@ impl Relay {
         });
         if let Some(why) = unknown.next() {
             let messages = 1 + unknown.count();
-            tracing::warn!(route = %self.route.name, messages, "nobody knows whether the sink has these; they are published again: {why}");
+            tracing::warn!(route = %self.route.name, messages, "it is unknown whether the sink has these; they are published again: {why}");
         }
     }
 
     fn panicked(&self, what: &str, panic: &(dyn Any + Send)) -> String {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no text".to_owned());
-        tracing::error!(route = %self.route.name, "panicked to {what}: {text}");
+        tracing::error!(route = %self.route.name, "panicked while trying to {what}: {text}");
         format!("the sink panicked: {text}")
     }
 }

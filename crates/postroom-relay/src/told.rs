@@ -60,7 +60,7 @@ impl Told {
             tracing::warn!(
                 route = %self.route, id = %message.id, topic = message.topic, r#type = message.kind, tenant = message.tenant_id,
                 aggregate_type = message.aggregate_type, aggregate = message.aggregate_id, payload = %fingerprint(message), attempts,
-                cause = cause.as_str(), "a message is dead; see `postroom dead show {}`: {error}", message.id
+                cause = cause.as_str(), "a message became a dead letter; see `postroom dead show {}`: {error}", message.id
             );
         }
     }
@@ -94,7 +94,7 @@ impl Told {
         if needs_a_person {
             tracing::error!(route = %self.route, "failed to {what}: {text}");
         } else {
-            tracing::warn!(route = %self.route, "failed to {what}, it will be tried again: {text}");
+            tracing::warn!(route = %self.route, "failed to {what}, trying again: {text}");
         }
         text
     }
@@ -129,11 +129,11 @@ impl Told {
         match (why, *since) {
             (Some(why), None) => {
                 *since = Some(Instant::now());
-                tracing::warn!(route = %self.route, "the sink takes nothing for now, messages wait in the store: {why}");
+                tracing::warn!(route = %self.route, "the sink accepts nothing for now, messages wait in the store: {why}");
             }
             (None, Some(began)) => {
                 *since = None;
-                tracing::info!(route = %self.route, "the sink takes messages again after {:.1} s", began.elapsed().as_secs_f64());
+                tracing::info!(route = %self.route, "the sink accepts messages again after {:.1} s", began.elapsed().as_secs_f64());
             }
             _ => {}
         }
@@ -158,14 +158,14 @@ impl Told {
         let rations = &mut *self.rations();
         let rest = |rationed: &mut Rationed| if at_the_end { rationed.rest() } else { rationed.withheld(now) };
         if let Some(more) = rest(&mut rations.deaths) {
-            tracing::warn!(route = %self.route, more, "more messages are dead; see `postroom dead list --route {}`", self.route);
+            tracing::warn!(route = %self.route, more, "more messages became dead letters; see `postroom dead list --route {}`", self.route);
         }
         if let Some(more) = rest(&mut rations.failures) {
             tracing::info!(route = %self.route, more, "the sink rejected more messages");
         }
         for (what, rationed) in &mut rations.complaints {
             if let Some(more) = rest(rationed) {
-                tracing::warn!(route = %self.route, more, "failed to {what} more often");
+                tracing::warn!(route = %self.route, more, "failed to {what} again");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Opening a database file the way this store wants it.
+//! Opens a database file with the settings that this store needs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub fn path_of(url: &str) -> Option<PathBuf> {
 /// A column that holds one of our own words, as what it means.
 pub(crate) fn word<T>(row: &Row<'_>, column: usize, of: impl Fn(&str) -> Option<T>) -> Result<T, rusqlite::Error> {
     let word: String = row.get(column)?;
-    let unknown = || format!("{word:?} means nothing to this version of postroom; use a newer one").into();
+    let unknown = || format!("{word:?} is not known to this version of postroom; use a newer one").into();
     of(&word).ok_or_else(|| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, unknown()))
 }
 

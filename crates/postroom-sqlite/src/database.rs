@@ -180,7 +180,7 @@ impl Store for Database {
     }
 
     fn cannot(&self, route: &Route) -> Option<String> {
-        (route.start_at == StartAt::Now).then(|| "start_at = \"now\" is not there on SQLite; leave it out".to_owned())
+        (route.start_at == StartAt::Now).then(|| "start_at = \"now\" is not supported on SQLite; remove it".to_owned())
     }
 
     async fn source(&self, route: &Route, owner: &str) -> Result<Arc<dyn Source>, StoreError> {

@@ -1,7 +1,7 @@
 //! SQLite store of postroom: the same contracts as on PostgreSQL, on one file.
 //!
 //! Use WAL mode and immediate transactions for writing ([`connect`] sets up a connection that way): a deferred
-//! transaction that reads before it enqueues may be refused with `SQLITE_BUSY` when another writer came in between.
+//! transaction that reads before it enqueues may fail with `SQLITE_BUSY` if another writer has written in between.
 
 #[cfg(feature = "rusqlite")]
 mod connect;

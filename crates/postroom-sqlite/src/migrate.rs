@@ -73,7 +73,7 @@ pub(crate) fn plan(connection: &Connection) -> Result<MigrationPlan, MigrateErro
 
 /// What `migrate` would do to a file of this version.
 pub(crate) fn plan_of(version: i64) -> MigrationPlan {
-    let locks = "the file, for writers: those who write wait until the end";
+    let locks = "the file, for writers: they wait until the migration ends";
     let pending = MIGRATIONS.iter().filter(|(number, _, _)| *number > version);
     let steps = pending.map(|(number, name, _)| MigrationStep { number: *number, name, locks }).collect();
     MigrationPlan { version, steps }

@@ -2,7 +2,7 @@
 //!
 //! A message that a consumer has taken charge of is in the inbox, and in one of three places: its effect is committed, it
 //! waits in the store (for a retry, behind another message of its key, or for an earlier version), or it is dead. So the
-//! broker can be acked as soon as one of these is committed, and a repeated delivery is known for what it is.
+//! broker can be acked as soon as one of these is committed, and a repeated delivery is recognised.
 
 use std::time::Duration;
 
@@ -23,30 +23,30 @@ pub trait Transactions: Send + Sync + 'static {
 /// Opens a worker's transactions. Each worker has a session, and each session a connection.
 #[async_trait]
 pub trait Session<F: Transactions>: Send + 'static {
-    /// Begins a transaction, on a new connection where there is none or it broke. Waits for locks are bounded.
+    /// Begins a transaction, on a new connection if there is none or it broke. Waits for locks are bounded.
     async fn begin(&mut self) -> Result<F::Tx<'_>, StoreError>;
 }
 
-/// What became of an arrival.
+/// How an arrival was admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "a duplicate must not have its effect again"]
+#[must_use = "the effect of a duplicate must not be applied again"]
 pub enum Admitted {
-    /// It is in the inbox now and may have its effect in this transaction.
+    /// It is in the inbox now, and its effect may be applied in this transaction.
     New,
-    /// It is in the inbox now, and another message of its key waits in the store: it is to be kept behind it.
+    /// It is in the inbox now, and another message of its key waits in the store: keep this one behind it.
     Behind,
-    /// It was in the inbox before.
+    /// It was already in the inbox.
     Duplicate,
 }
 
 /// A message that waits in the store, claimed by one worker.
 #[derive(Debug, Clone)]
 pub struct Waiting {
-    /// Names this claim; a later claim of the same message makes it worthless.
+    /// Names this claim; a later claim of the same message makes it invalid.
     pub claim: i64,
-    /// Claims in a row, this one included, that ended without a word of the one who had them.
+    /// Claims in a row, including this one, that ended without a report from the worker that had them.
     pub claims: u32,
-    /// Attempts burned.
+    /// Attempts used up.
     pub attempts: u32,
     /// It waited for an earlier version, and the reorder window is over.
     pub window_over: bool,
@@ -57,55 +57,55 @@ pub struct Waiting {
 /// How a message is kept in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep<'a> {
-    /// To be handed out as soon as it is the first of its key.
+    /// Can be handed out as soon as it is the first of its key.
     Ready,
-    /// Claimed by the one who keeps it, for so long unless it is renewed.
+    /// Claimed by the worker that keeps it, for this long unless it is renewed.
     Claimed {
-        /// Whose claim it is.
+        /// The owner of the claim.
         owner: &'a str,
         /// How long it holds.
         lease: Duration,
     },
-    /// It waits so long for an earlier version.
+    /// It waits this long for an earlier version.
     Early {
         /// The reorder window.
         window: Duration,
     },
 }
 
-/// What becomes of a claimed message.
+/// What happens to a claimed message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Settle {
-    /// It had its effect, in this transaction.
+    /// Its effect was applied, in this transaction.
     Done,
     /// It is tried again after a wait; its key waits with it.
     Retry {
         /// Wait by the database's clock.
         after: Duration,
-        /// Attempts burned.
+        /// Attempts used up.
         attempts: u32,
         /// For the operator.
         error: String,
     },
-    /// It waits so long for an earlier version; its key goes on.
+    /// It waits this long for an earlier version; its key does not wait.
     Early {
         /// The reorder window, or when to look again.
         window: Duration,
     },
     /// It cannot be handled.
     Dead {
-        /// Attempts burned.
+        /// Attempts used up.
         attempts: u32,
         /// Why.
         cause: Cause,
         /// For the operator.
         error: String,
     },
-    /// Nothing was begun; the claim does not count.
+    /// Handling has not begun; the claim does not count.
     GivenBack,
 }
 
-/// The aggregate that versions are counted of.
+/// The aggregate whose versions are counted.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Aggregate {
     /// Its type.
@@ -114,15 +114,15 @@ pub struct Aggregate {
     pub id: String,
 }
 
-/// The consumer's side of a store, inside transactions of `Self::Tx`. Everything here is committed or undone with the
+/// The consumer's side of a store, inside transactions of `Self::Tx`. Everything here is committed or rolled back with the
 /// caller's transaction.
 #[async_trait]
 pub trait ConsumerStore: FillerStore {
-    /// Commits. An aborted transaction is an error: the server would roll it back without a word.
+    /// Commits. An aborted transaction is an error: the server would roll it back without an error.
     async fn commit(tx: Self::Tx<'_>) -> Result<(), StoreError>;
 
     /// Claims `(consumer, id)` for each arrival, an id and its key; the answers are in the same order. Ids are distinct. A
-    /// concurrent claim makes this one wait for the other's end, bounded by the session.
+    /// concurrent claim makes this one wait until the other ends, bounded by the session.
     async fn admit(
         tx: &mut Self::Tx<'_>,
         consumer: &Consumer,
@@ -137,7 +137,7 @@ pub trait ConsumerStore: FillerStore {
         keep: Keep<'_>,
     ) -> Result<i64, StoreError>;
 
-    /// Keeps a message as a dead one that cannot be kept among those that wait, with all that it has, however long. It was
+    /// Keeps a message as a dead letter if it cannot be kept among the waiting ones, with all its parts, however long. It was
     /// admitted in this transaction.
     async fn keep_dead(
         tx: &mut Self::Tx<'_>,
@@ -147,7 +147,7 @@ pub trait ConsumerStore: FillerStore {
     ) -> Result<(), StoreError>;
 
     /// Claims what is due, the first of each key only; at most `max`. Messages whose claims ended `claims_max` times without
-    /// a word become dead letters instead.
+    /// a report become dead letters instead.
     async fn take(
         tx: &mut Self::Tx<'_>,
         consumer: &Consumer,
@@ -165,7 +165,7 @@ pub trait ConsumerStore: FillerStore {
         lease: Duration,
     ) -> Result<(), StoreError>;
 
-    /// Settles a claimed message. False: the claim has lapsed and somebody else has the message; roll back.
+    /// Settles a claimed message. False: the claim has expired and another worker has the message; roll back.
     async fn settle(
         tx: &mut Self::Tx<'_>,
         consumer: &Consumer,
@@ -181,7 +181,7 @@ pub trait ConsumerStore: FillerStore {
         aggregate: &Aggregate,
     ) -> Result<Option<i64>, StoreError>;
 
-    /// Notes the version that was handled, and lets the next one go if it waits as an early one.
+    /// Records the version that was handled, and releases the next one if it waits as an early one.
     async fn set_version(
         tx: &mut Self::Tx<'_>,
         consumer: &Consumer,
@@ -189,8 +189,8 @@ pub trait ConsumerStore: FillerStore {
         version: i64,
     ) -> Result<(), StoreError>;
 
-    /// Versions of an aggregate that wait in the store between two versions, in order: true where it is an early one, which
-    /// waits for nothing but its predecessor.
+    /// Versions of an aggregate that wait in the store between two versions, in order: true for an early one, which
+    /// waits only for its predecessor.
     async fn waiting_versions(
         tx: &mut Self::Tx<'_>,
         consumer: &Consumer,
@@ -200,12 +200,12 @@ pub trait ConsumerStore: FillerStore {
     ) -> Result<Vec<(i64, bool)>, StoreError>;
 
     /// Whether the transaction is still the one that was begun. A handler can end it, on purpose or by a failure, on stores that
-    /// go on without one then.
+    /// then continue without a transaction.
     fn is_open(_tx: &Self::Tx<'_>) -> bool {
         true
     }
 
-    /// Whether the store refused because of what it was asked to keep: another message may pass.
+    /// Whether the store rejected the call because of what it was asked to keep: another message may succeed.
     fn refuses_the_message(error: &StoreError) -> bool;
 
     /// Whether an error that came out of a handler is the store's, and of what kind: `Busy` and `Unavailable` say nothing

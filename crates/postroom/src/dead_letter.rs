@@ -1,4 +1,4 @@
-//! Dead letters as an operator sees them, and what may be done about them.
+//! Dead letters as an operator sees them, and what an operator can do about them.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::delivery::Cause;
 use crate::message::{Headers, MessageId};
 use crate::words::words;
 
-/// Whose dead letters.
+/// Which side's dead letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Side {
     /// A relay could not send them.
@@ -23,9 +23,9 @@ words!(Side { Out => "out", In => "in" });
 /// What an operator does to dead letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeadDeed {
-    /// They are given back to their relay or consumer, with their ids and all their attempts before them.
+    /// They are returned to their relay or consumer with the same ids; their count of attempts starts again at zero.
     Retry,
-    /// They are deleted for good; the audit row keeps their ids.
+    /// They are deleted permanently; the audit row keeps their ids.
     Discard,
 }
 
@@ -43,7 +43,7 @@ impl DeadDeed {
     }
 }
 
-/// Which dead letters; every condition given has to hold.
+/// Which dead letters; they must match every condition that is given.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct DeadFilter {
     /// Of this route, or of this consumer.
@@ -82,7 +82,7 @@ impl DeadFilter {
     }
 }
 
-/// A message that no relay will send any more, or no consumer handle, without its payload.
+/// A message that no relay sends any more, or that no consumer handles any more, without its payload.
 #[derive(Debug, Clone, Serialize)]
 pub struct DeadLetter {
     /// Route that it died on, or consumer.
@@ -102,9 +102,9 @@ pub struct DeadLetter {
     pub tenant_id: Option<String>,
     /// Aggregate.
     pub aggregate_id: Option<String>,
-    /// Attempts burned.
+    /// Attempts used up.
     pub attempts: i64,
-    /// Why it is dead.
+    /// Why it is a dead letter.
     pub cause: Cause,
     /// The last error.
     pub error: String,
@@ -126,9 +126,9 @@ pub struct DeadLetter {
 pub struct FailedAttempt {
     /// When, by the database's clock.
     pub at: String,
-    /// Attempts burned so far, this one included where it burned one.
+    /// Attempts used up so far, including this one if it used one up.
     pub attempt: i64,
-    /// What the sink said.
+    /// What the sink reported.
     pub error: String,
 }
 

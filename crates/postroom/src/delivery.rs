@@ -1,4 +1,4 @@
-//! A message on its way through the relay, and what became of it.
+//! A message on its way through the relay, and its outcome.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,46 +28,46 @@ pub struct Delivery {
     pub lane: u16,
     /// Where it was read from.
     pub origin: Origin,
-    /// Attempts burned before this one.
+    /// Attempts used up before this one.
     pub attempts: u32,
-    /// Not due yet by the database's clock: to be parked, not published.
+    /// Not due yet by the database's clock: the relay must park it, not publish it.
     pub scheduled: bool,
-    /// Another message of its key was parked when this one was read: it queues up behind it.
+    /// Another message of its key was parked when this one was read: this one queues up behind it.
     pub behind: bool,
     /// Relays that died while this was the only message that they had with the sink, after the sink was seen to work.
     /// From the outbox it is not known before [`crate::Source::note`] tells.
     pub deaths: u32,
-    /// The same before the sink was seen to work: an outage may have had the same end.
+    /// The same, but before the sink was seen to work: an outage may have caused the deaths as well.
     pub doubts: u32,
-    /// Why it cannot be sent whatever the broker says: its row could not be read whole. It becomes a dead letter.
+    /// Why it can never be sent: its row could not be read completely. It becomes a dead letter.
     pub unreadable: Option<String>,
-    /// The message itself; the sink gets the same one.
+    /// The message itself; the sink gets this same copy.
     pub message: Arc<Message>,
 }
 
-/// Why a message is dead.
+/// Why a message is a dead letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// Its attempts are used up.
     Exhausted,
-    /// The broker will never take it.
+    /// The broker will never accept it.
     Permanent,
-    /// It harms whoever handles it.
+    /// It breaks the connection or kills the process that handles it.
     Poison,
 }
 
 words!(Cause { Exhausted => "exhausted", Permanent => "permanent", Poison => "poison" });
 
-/// What is to be recorded about a delivery.
+/// What to record about a delivery.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// The broker confirmed it, or the sink does not want it.
+    /// The broker confirmed it, or the sink is configured not to send it.
     Done,
     /// It waits for its next attempt; its key waits with it.
     Retry {
         /// Wait from now, by the database's clock.
         after: Duration,
-        /// Attempts burned.
+        /// Attempts used up.
         attempts: u32,
         /// For the operator.
         error: String,
@@ -78,7 +78,7 @@ pub enum Outcome {
     Schedule,
     /// It becomes a dead letter.
     Dead {
-        /// Attempts burned.
+        /// Attempts used up.
         attempts: u32,
         /// Why.
         cause: Cause,
@@ -87,7 +87,7 @@ pub enum Outcome {
         /// Its key waits until an operator decides.
         blocks_key: bool,
     },
-    /// Nothing became of it; a parked message goes back to where it was. Never used for a message from the outbox.
+    /// It has no outcome; a parked message goes back to where it was. Never used for a message from the outbox.
     Release,
 }
 
@@ -96,14 +96,14 @@ pub enum Outcome {
 pub struct Settlement {
     /// Which delivery.
     pub token: Token,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
 /// Why a message is parked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParkedState {
-    /// It waits for its next attempt, or it is the first of its key and can go out.
+    /// It waits for its next attempt, or it is the first of its key and can be sent.
     Retry,
     /// It waits behind another message of its key.
     Queued,
@@ -113,14 +113,14 @@ pub enum ParkedState {
 
 words!(ParkedState { Retry => "retry", Queued => "queued", Scheduled => "scheduled" });
 
-/// What an outcome changes in a store beside positions.
+/// What an outcome changes in a store besides positions.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
     /// A message from the outbox is parked.
     Park {
         /// Why.
         state: ParkedState,
-        /// Attempts burned.
+        /// Attempts used up.
         attempts: u32,
         /// Wait from now, by the database's clock; a scheduled one waits as its row says.
         after: Duration,
@@ -129,7 +129,7 @@ pub enum Change {
     },
     /// A parked message failed again.
     ParkAgain {
-        /// Attempts burned.
+        /// Attempts used up.
         attempts: u32,
         /// Wait from now, by the database's clock.
         after: Duration,
@@ -138,7 +138,7 @@ pub enum Change {
     },
     /// A message becomes a dead letter.
     Bury {
-        /// Attempts burned.
+        /// Attempts used up.
         attempts: u32,
         /// Why.
         cause: Cause,
@@ -147,12 +147,12 @@ pub enum Change {
         /// Its key waits until an operator decides.
         blocks_key: bool,
     },
-    /// A parked message is through.
+    /// A parked message is done.
     Unpark,
 }
 
 impl Change {
-    /// What an outcome changes; none where the position says it all, or where a parked message stays what it is.
+    /// What an outcome changes; none if the position alone records it, or if a parked message stays as it is.
     pub fn of(outcome: &Outcome, parked: bool) -> Option<Self> {
         let park = |state| Self::Park { state, attempts: 0, after: Duration::ZERO, error: None };
         match outcome {
@@ -175,21 +175,21 @@ impl Change {
     }
 }
 
-/// What a store has to write about one delivery before a position passes it.
+/// What a store must write about one delivery before a position passes it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
     /// Its lane.
     pub lane: u16,
-    /// The tenure in which it was read: nothing is written in another one.
+    /// The tenure in which it was read: in another tenure nothing is written.
     pub epoch: i64,
     /// Its place in the outbox.
     pub seq: i64,
     /// Its message.
     pub id: MessageId,
-    /// Its key, where it waits for others of it.
+    /// Its key, if it waits for other messages of the key.
     pub key: Option<String>,
-    /// It is parked already.
+    /// Whether it is already parked.
     pub parked: bool,
-    /// What becomes of it.
+    /// What happens to it.
     pub change: Change,
 }

@@ -1,9 +1,9 @@
-//! Errors that cross the contracts.
+//! Errors that are part of the contracts.
 
 /// The cause of an error, of any type.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a store did not do what it was asked.
+/// Why a store did not do what it was asked to do.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The store could not be reached, or the connection broke; the same call may succeed later.
@@ -25,7 +25,7 @@ pub enum StoreError {
         #[source]
         source: BoxError,
     },
-    /// The store answered, and refused.
+    /// The store answered, and rejected the request.
     #[error("{what}")]
     Refused {
         /// What was being done.
@@ -51,7 +51,7 @@ impl StoreError {
     }
 }
 
-/// The far end was not asked, or nobody can be asked at the moment: it says nothing about any message.
+/// The broker was not asked, or cannot be reached at the moment: this is no verdict on any message.
 #[derive(Debug, thiserror::Error)]
 #[error("reach {what}")]
 pub struct Unavailable {
@@ -61,7 +61,7 @@ pub struct Unavailable {
 }
 
 impl Unavailable {
-    /// `what` names the far end without any secret in it.
+    /// `what` names the broker; it must not contain a secret.
     pub fn new(what: impl Into<String>, source: impl Into<BoxError>) -> Self {
         Self { what: what.into(), source: source.into() }
     }

@@ -11,16 +11,16 @@ use crate::consumer_store::Transactions;
 use crate::error::StoreError;
 use crate::inbox::Consumer;
 
-/// The right to fill an inbox, until somebody else takes it.
+/// The right to fill an inbox, until another process takes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenure {
-    /// Who has it.
+    /// The owner.
     pub owner: String,
-    /// Grows with every change of hands.
+    /// Increases with every change of owner.
     pub epoch: i64,
 }
 
-/// What a filler says about itself with a renewal.
+/// What a filler reports about itself with a renewal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FillerReport {
     /// What it receives from, for people, without secrets.
@@ -32,13 +32,13 @@ pub struct FillerReport {
 /// Who fills an inbox, as a store has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FillerSeen {
-    /// Who; none: it was given back.
+    /// The owner; none: it was given back.
     pub owner: Option<String>,
-    /// Grows with every change of hands.
+    /// Increases with every change of owner.
     pub epoch: i64,
     /// For how long each renewal holds.
     pub lease: Duration,
-    /// Differs after every renewal; says nothing else.
+    /// Differs after every renewal; has no other meaning.
     pub renewal: i64,
     /// It was given back, or its lease has expired by the database's clock.
     pub free: bool,
@@ -47,10 +47,10 @@ pub struct FillerSeen {
 /// The store's side of the lease, inside transactions of `Self::Tx`.
 #[async_trait]
 pub trait FillerStore: Transactions {
-    /// Who fills the inbox of a consumer; none: nobody ever did.
+    /// Who fills the inbox of a consumer; none: no process ever has.
     async fn filler(tx: &mut Self::Tx<'_>, consumer: &Consumer) -> Result<Option<FillerSeen>, StoreError>;
 
-    /// Takes an inbox over from the filler that was seen. `None`: that one has renewed its lease since, or another was
+    /// Takes an inbox over from the filler that was seen. `None`: that filler has renewed its lease since, or another was
     /// faster. Waits until transactions of the old filler that have passed their fence have ended, bounded by the session.
     async fn take_inbox(
         tx: &mut Self::Tx<'_>,
@@ -60,7 +60,7 @@ pub trait FillerStore: Transactions {
         seen: Option<&FillerSeen>,
     ) -> Result<Option<Tenure>, StoreError>;
 
-    /// Renews the lease, and keeps what the filler says about itself. False: somebody else has taken over.
+    /// Renews the lease, and records what the filler reports about itself. False: another filler has taken over.
     async fn renew_inbox(
         tx: &mut Self::Tx<'_>,
         consumer: &Consumer,
@@ -69,9 +69,9 @@ pub trait FillerStore: Transactions {
         said: &FillerReport,
     ) -> Result<bool, StoreError>;
 
-    /// Whether the tenure still holds; if so, nobody takes over before this transaction ends. Renewals are not held up.
+    /// Whether the tenure still holds; if so, nobody takes over before this transaction ends. Renewals do not wait for it.
     async fn fence_inbox(tx: &mut Self::Tx<'_>, consumer: &Consumer, tenure: &Tenure) -> Result<bool, StoreError>;
 
-    /// Gives the inbox back, so that somebody else can take it at once.
+    /// Gives the inbox back, so that another process can take it at once.
     async fn leave_inbox(tx: &mut Self::Tx<'_>, consumer: &Consumer, tenure: &Tenure) -> Result<(), StoreError>;
 }

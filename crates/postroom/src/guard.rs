@@ -1,9 +1,9 @@
-//! Guards of a business transaction: a statement that changed another number of rows than it must, or met a unique key, ends
-//! the transaction with an error of its own, so that neither business rows nor messages stay behind.
+//! Guards of a business transaction: if a statement changed the wrong number of rows, or violated a unique key, the transaction
+//! ends with a specific error, so that neither business rows nor messages are committed.
 
 use crate::error::BoxError;
 
-/// Why a transaction must not go on. Return it with `?`: the transaction is dropped, which rolls everything back.
+/// Why a transaction must not continue. Return it with `?`: the transaction is dropped, which rolls everything back.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
     /// Somebody else changed the rows in between, or they were never there.
@@ -11,13 +11,13 @@ pub enum GuardError {
     RowCount {
         /// What was being done.
         what: &'static str,
-        /// Rows that had to change.
+        /// Rows that should have changed.
         expected: u64,
-        /// Rows that did.
+        /// Rows that did change.
         actual: u64,
     },
-    /// A unique key was taken: it was done before, or by somebody else.
-    #[error("{what}: {constraint} is taken already; everything is rolled back")]
+    /// A unique key was already taken: it was done before, or by somebody else.
+    #[error("{what}: {constraint} is already taken; everything is rolled back")]
     Conflict {
         /// What was being done.
         what: &'static str,

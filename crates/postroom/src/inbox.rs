@@ -1,4 +1,4 @@
-//! The receiving end of exactly-once effects: a message is admitted once per consumer.
+//! The receiving end of exactly-once effects: each consumer admits a message once.
 
 use std::fmt;
 
@@ -8,13 +8,13 @@ use crate::error::{BoxError, StoreError};
 use crate::limits::NAME_BYTES_MAX;
 use crate::message::MessageId;
 
-/// Name of a consumer: the same message has one effect for each of them.
+/// Name of a consumer: each consumer applies a message once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Consumer(String);
 
-/// A name that no inbox takes.
+/// A name that no inbox accepts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("name a consumer {0:?}: it wants 1 to 255 bytes without NUL")]
+#[error("name a consumer {0:?}: the name must have 1 to 255 bytes without NUL")]
 pub struct InvalidConsumer(String);
 
 impl Consumer {
@@ -39,31 +39,31 @@ impl fmt::Display for Consumer {
     }
 }
 
-/// Whether a message may have its effect.
+/// Whether the effect of a message may be applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "a duplicate must not have its effect again"]
+#[must_use = "the effect of a duplicate must not be applied again"]
 pub enum Admission {
-    /// First time: do the work in the same transaction, commit, then ack.
+    /// First time: apply the effect in the same transaction, commit, then ack.
     New,
-    /// Its effect is committed already: ack.
+    /// Its effect is already committed: ack.
     Duplicate,
 }
 
 /// Admits messages inside the consumer's own transaction: claim first, effect after, one commit for both.
 #[async_trait]
 pub trait Inbox<Tx: Send + ?Sized> {
-    /// Claims `(consumer, id)`. A concurrent claim of the same pair makes this one wait for the other's end, bounded by
+    /// Claims `(consumer, id)`. A concurrent claim of the same pair makes this one wait until the other ends, bounded by
     /// the connection's own lock timeout.
     async fn admit(&self, tx: &mut Tx, consumer: &Consumer, id: MessageId) -> Result<Admission, StoreError>;
 }
 
-/// Why a message did not have its effect. Claim and effect were rolled back together.
+/// Why the effect of a message was not applied. Claim and effect were rolled back together.
 #[derive(Debug, thiserror::Error)]
 pub enum OnceError {
-    /// The database failed; see [`StoreError::is_transient`] for whether the same message may pass later.
+    /// The database failed; see [`StoreError::is_transient`] for whether the same message may succeed later.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The effect itself failed.
-    #[error("have the effect")]
+    #[error("apply the effect")]
     Effect(#[source] BoxError),
 }

@@ -1,5 +1,5 @@
-//! Keeping what a queue brings in the inbox table, for applications that take it from there. The runtime that fills an inbox knows a
-//! store by this alone.
+//! Stores messages from a queue in the inbox table, for applications that take them from there. The runtime that fills an inbox uses a
+//! store only through this.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,42 +13,42 @@ use crate::filler::{FillerReport, FillerSeen, Tenure};
 use crate::inbox::Consumer;
 use crate::message::{Message, MessageId};
 
-/// What became of an arrival.
+/// How an arrival was stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
     /// It is in the inbox table now.
     New,
-    /// It was there before, or it was handled.
+    /// It was already there, or it was handled before.
     Duplicate,
 }
 
 /// One consumer's inbox table. Each call is a transaction of its own; dropping the future rolls it back.
 #[async_trait]
 pub trait Keeper: Send + Sync {
-    /// Whose inbox it is.
+    /// The consumer that the inbox belongs to.
     fn consumer(&self) -> &Consumer;
 
-    /// Who fills it; none: nobody ever did.
+    /// Who fills it; none: no process ever has.
     async fn filler(&self) -> Result<Option<FillerSeen>, StoreError>;
 
-    /// Takes it over from the filler that was seen. None: that one has renewed its lease since, or another was faster. Waits
+    /// Takes it over from the filler that was seen. None: that filler has renewed its lease since, or another was faster. Waits
     /// until transactions of the old filler have ended.
     async fn take(&self, owner: &str, lease: Duration, seen: Option<&FillerSeen>)
     -> Result<Option<Tenure>, StoreError>;
 
-    /// Renews the lease, and keeps what the filler says about itself. False: somebody else has taken over.
+    /// Renews the lease, and records what the filler reports about itself. False: another filler has taken over.
     async fn renew(&self, tenure: &Tenure, lease: Duration, said: &FillerReport) -> Result<bool, StoreError>;
 
-    /// Gives it back, so that somebody else can take it at once.
+    /// Gives it back, so that another filler can take it at once.
     async fn leave(&self, tenure: &Tenure) -> Result<(), StoreError>;
 
-    /// Keeps these in this order, each once; their ids are distinct. None: the tenure is over, and nothing was kept.
+    /// Stores these in this order, each once; their ids are distinct. None: the tenure is over, and nothing was stored.
     async fn keep(&self, tenure: &Tenure, messages: &[Message]) -> Result<Option<Vec<Kept>>, StoreError>;
 
-    /// Keeps a message as a dead one that cannot be kept among those that wait, with all that it has. None: the tenure is over.
+    /// Keeps a message as a dead letter if it cannot be kept among the waiting ones, with all its parts. None: the tenure is over.
     async fn keep_dead(&self, tenure: &Tenure, message: &Message, error: &str) -> Result<Option<Kept>, StoreError>;
 
-    /// Whether the store refused because of what it was asked to keep: another message may pass.
+    /// Whether the store rejected the call because of what it was asked to keep: another message may succeed.
     fn refuses_the_message(&self, error: &StoreError) -> bool;
 }
 

@@ -9,7 +9,7 @@ use crate::words::words;
 pub enum WaitsFor {
     /// Its first message failed and is tried again.
     Retry,
-    /// Its message is dead, and the route blocks such keys.
+    /// One of its messages is a dead letter, and the route blocks such keys.
     Dead,
     /// An operator parked it.
     Parked,
@@ -47,7 +47,7 @@ pub enum KeyDeed {
     Park,
     /// Ends a `Park`.
     Unpark,
-    /// The key goes on without the dead message that blocks it; the message stays among the dead letters.
+    /// The key continues without the dead message that blocks it; the message stays among the dead letters.
     Skip,
 }
 
@@ -67,7 +67,7 @@ impl KeyDeed {
 /// Where a message is on a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// In the outbox, in front of the route's position.
+    /// In the outbox, not yet passed by the route's position.
     Waiting,
     /// Delayed, and not due yet.
     Scheduled,
@@ -83,9 +83,9 @@ pub enum Place {
     Acked,
     /// It was dead, and an operator discarded it.
     Discarded,
-    /// Sent or passed by; nobody knows which.
+    /// Sent or skipped; it is not known which.
     Passed,
-    /// It is none of the route's: the route does not take its topic, or began after it was written.
+    /// Not a message of this route: the route does not take its topic, or it began after the message was written.
     NotTaken,
 }
 
@@ -111,13 +111,13 @@ pub enum ReceivedPlace {
     Retry,
     /// Behind another message of its key.
     Behind,
-    /// A worker has it.
+    /// A worker is handling it.
     InWork,
     /// It waits for an earlier version of its aggregate.
     Early,
     /// Among the consumer's dead letters.
     Dead,
-    /// Its id is in the inbox, and nothing of it waits: its effect is there, or it was dead and an operator discarded it.
+    /// Its id is in the inbox, and it does not wait: its effect is applied, or it was dead and an operator discarded it.
     Claimed,
 }
 
@@ -157,7 +157,7 @@ pub struct Whereabouts {
     pub state: Place,
     /// The key within which it is ordered.
     pub key: Option<String>,
-    /// Attempts burned.
+    /// Attempts used up.
     pub attempts: i64,
     /// What it waits for and what happens next, in words.
     pub because: Vec<String>,

@@ -17,6 +17,7 @@ mod inbox;
 mod keeper;
 mod keys;
 pub mod lane_book;
+mod lasting;
 mod limits;
 mod listing;
 mod message;
@@ -54,6 +55,7 @@ pub use inbox::{Admission, Consumer, Inbox, InvalidConsumer, OnceError};
 pub use keeper::{Keeper, Kept, SessionKeeper};
 pub use keys::{KeyDeed, Place, ReceivedPlace, Reception, WaitingKey, WaitsFor, Whereabouts};
 pub use lane_book::LaneBook;
+pub use lasting::lasting;
 pub use limits::{
     CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, LimitExceeded, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX,
 };

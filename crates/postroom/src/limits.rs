@@ -2,9 +2,9 @@
 
 use crate::message::Message;
 
-/// Largest payload: 1 MiB. Larger content belongs into object storage, with its address in the message.
+/// Largest payload: 1 MiB. Put larger content into object storage, and its address into the message.
 pub const PAYLOAD_BYTES_MAX: usize = 1_048_576;
-/// Most bytes of all headers together, as JSON text: the limit of every way of writing.
+/// Most bytes of all headers together, as JSON text; the same limit holds for every way of writing.
 pub const HEADERS_BYTES_MAX: usize = 65_536;
 /// Longest key, aggregate id or tenant id in bytes. Keys are indexed where a message waits for its retry.
 pub const KEY_BYTES_MAX: usize = 512;
@@ -13,7 +13,7 @@ pub const NAME_BYTES_MAX: usize = 255;
 /// Longest content type in bytes.
 pub const CONTENT_TYPE_BYTES_MAX: usize = 255;
 
-/// A part of a message that no store takes. Nothing was written.
+/// A part of a message that no store accepts. Nothing was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} of message {id} {problem}")]
 pub struct LimitExceeded {
@@ -23,7 +23,7 @@ pub struct LimitExceeded {
 }
 
 impl LimitExceeded {
-    /// Which part was refused: `payload`, `key`, `headers`, …
+    /// Which part was rejected: `payload`, `key`, `headers`, …
     pub fn what(&self) -> &'static str {
         self.what
     }

@@ -7,10 +7,10 @@ use serde::Serialize;
 use crate::message::Headers;
 use crate::words::words;
 
-/// Where listed messages are on their route. What lies behind a route's position is one state here: `why` tells more of one message.
+/// Where listed messages are on their route. Everything that the position has passed is one state here: `why` tells more about one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListedPlace {
-    /// In the outbox, and not read by the route.
+    /// In the outbox, and not yet read by the route.
     Waiting,
     /// Delayed, and parked until its time.
     Scheduled,
@@ -20,7 +20,7 @@ pub enum ListedPlace {
     Queued,
     /// Among the dead letters.
     Dead,
-    /// The route is done with it: the broker confirmed it, or it was discarded or passed by.
+    /// The route is done with it: the broker confirmed it, or it was discarded or skipped.
     Done,
 }
 
@@ -33,7 +33,7 @@ words!(ListedPlace {
     Done => "done",
 });
 
-/// Which messages; every condition given has to hold.
+/// Which messages; they must match every condition that is given.
 #[derive(Debug, Clone, Default)]
 pub struct MessageFilter {
     /// On this route.
@@ -50,12 +50,12 @@ pub struct MessageFilter {
     pub older_than: Option<Duration>,
 }
 
-/// What a look for messages brought.
+/// The result of a search for messages.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Listed {
     /// One entry for each message and route that takes its topic, newest first.
     pub messages: Vec<ListedMessage>,
-    /// Not every row was looked at, or there are more than were asked for: older ones may match too.
+    /// Not every row was read, or there are more than were asked for: older ones may match too.
     pub cut: bool,
 }
 
@@ -116,10 +116,10 @@ pub struct StoredMessage {
     pub payload: Vec<u8>,
 }
 
-/// What forgetting a route did, or what is in its way.
+/// What forgetting a route removed, or what prevents it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Forgotten {
-    /// Messages in front of its position; with `unread_is_bound`, at least so many.
+    /// Messages that its position has not passed; with `unread_is_bound`, at least so many.
     pub unread: i64,
     /// See `unread`.
     pub unread_is_bound: bool,

@@ -61,18 +61,18 @@ impl fmt::Debug for MessageId {
     }
 }
 
-/// Headers of a message: names and text values, sorted by name. NUL is carried; bytes that are not text want base64.
+/// Headers of a message: names and text values, sorted by name. NUL is kept; encode bytes that are not text as base64.
 pub type Headers = BTreeMap<String, String>;
 
-/// Header that a received message carries whose properties could not all be read, with the reason in words; it is kept as a
-/// dead letter. Only a subscription sets it: a sender's own header of this name arrives under another.
+/// Header of a received message whose properties could not all be read; its value is the reason in words. Such a message is kept
+/// as a dead letter. Only a subscription sets this header: a sender's own header of this name arrives under another name.
 pub const UNREADABLE_HEADER: &str = "postroom-unreadable";
 
-/// Header under which header text stands that is not an object, as a plain insert may have written it.
+/// Header that carries header text that is not a JSON object, which a plain insert may have written.
 const UNDECODED_HEADERS: &str = "postroom-undecoded-headers";
 
-/// Headers from the JSON that a store holds. A value that is not text becomes its JSON, exactly as it was written; of two with
-/// the same name the last counts. What cannot be decoded at all goes along as it is under `postroom-undecoded-headers`: a
+/// Headers from the JSON in a store. A value that is not text becomes its JSON, exactly as it was written; if a name occurs
+/// twice, the last value counts. JSON that cannot be decoded is sent unchanged in the header `postroom-undecoded-headers`: a
 /// message must not be lost because of its headers.
 pub fn headers_from_json(json: Option<&str>) -> Headers {
     let Some(json) = json else { return Headers::new() };
@@ -100,9 +100,9 @@ pub struct Message {
     pub topic: String,
     /// Stable name of the event (`order.placed`), independent of any class name.
     pub kind: String,
-    /// Order holds among the messages of one key. Without a key the aggregate id is the key; without both, no order.
+    /// Messages with the same key are in order. Without a key, the aggregate id is the key; without either, there is no order.
     pub key: Option<String>,
-    /// Address at the broker; the type when absent.
+    /// Address at the broker; if absent, the type is used.
     pub routing_key: Option<String>,
     /// Opaque bytes.
     pub payload: Bytes,
@@ -118,7 +118,7 @@ pub struct Message {
     pub aggregate_id: Option<String>,
     /// Version of the aggregate after the event.
     pub aggregate_version: Option<i64>,
-    /// When it happened; the database's clock at the time of writing when absent. Informational: nothing is decided by it.
+    /// When it happened; if absent, the time of writing by the database's clock. Informational: no decision depends on it.
     pub occurred_at: Option<SystemTime>,
     /// Publish no earlier than this long after the write, by the database's clock. Zero means at once.
     pub delay: Duration,
@@ -209,7 +209,7 @@ impl Message {
         self
     }
 
-    /// What it takes in memory, in bytes: payload, headers, and 512 for the rest. The stores' reads count in the same way.
+    /// Its size in memory, in bytes: payload, headers, and 512 for the rest. The reads of the stores count in the same way.
     pub fn weight(&self) -> usize {
         let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         self.payload.len() + headers + 512
@@ -225,13 +225,13 @@ impl Message {
         self.routing_key.as_deref().unwrap_or(&self.kind)
     }
 
-    /// Refuses what no store will take; called by every `enqueue`, so that a bad message fails before any row is written.
+    /// Rejects what no store accepts; called by every `enqueue`, so that an invalid message fails before any row is written.
     pub fn check(&self) -> Result<(), LimitExceeded> {
         limits::check(self)
     }
 }
 
-/// Never shows the payload or the header values: they may hold personal data, and debug output ends in logs.
+/// Never shows the payload or the header values: they may contain personal data, and debug output ends up in logs.
 impl fmt::Debug for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Message")

@@ -1,4 +1,4 @@
-//! What runs, for metrics and for people: events once a batch, and how things stand now.
+//! What runs, for metrics and for people: events, one for each batch, and the current state.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,11 +8,11 @@ use std::time::Duration;
 pub enum Observed<'a> {
     /// The relay of this route.
     Route(&'a str),
-    /// What fills the inbox of this consumer, or handles its messages.
+    /// The filler of this consumer's inbox, or the receiver that handles its messages.
     Inbox(&'a str),
 }
 
-/// Something that happened, once a batch and never once a message. Times are by this process's clock.
+/// Something that happened, reported once for each batch and never for each message. Times are by this process's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Happened {
@@ -38,7 +38,7 @@ pub enum Happened {
         failed: usize,
         /// Skipped by the sink.
         skipped: usize,
-        /// Nobody knows whether they are stored.
+        /// It is not known whether they are stored.
         unknown: usize,
         /// How long it took.
         took: Duration,
@@ -59,7 +59,7 @@ pub enum Happened {
         /// How long it took.
         took: Duration,
     },
-    /// Lanes turned out to be another relay's.
+    /// Lanes were found to belong to another relay.
     LanesLost {
         /// How many.
         lanes: usize,
@@ -73,42 +73,42 @@ pub enum Happened {
     Kept {
         /// New ones.
         kept: usize,
-        /// That were there before.
+        /// Messages that were already there.
         duplicates: usize,
-        /// Kept as dead ones.
+        /// Kept as dead letters.
         dead: usize,
         /// How long it took.
         took: Duration,
     },
     /// Received messages, or those that waited in the store, were handled.
     Handled {
-        /// Done with, with an effect or by choice without one.
+        /// Done, with an effect or, by choice, without one.
         done: usize,
-        /// That were there before.
+        /// Messages that were already there.
         duplicates: usize,
         /// Kept in the store for later: behind others of their key, for an earlier version, or for another attempt.
         kept: usize,
-        /// Kept as dead ones.
+        /// Kept as dead letters.
         dead: usize,
-        /// Given back to the broker, or claimed by somebody else meanwhile.
+        /// Given back to the broker, or claimed by another worker in the meantime.
         given_up: usize,
         /// How long it took.
         took: Duration,
     },
 }
 
-/// Hears of every event. It is called between two steps of the work, so it must not block or wait.
+/// Is told about every event. It is called between two steps of the work, so it must not block or wait.
 pub trait Observer: Send + Sync {
     /// Something happened.
     fn event(&self, of: Observed<'_>, event: &Happened);
 }
 
-/// Hears nothing.
+/// Ignores all events.
 impl Observer for () {
     fn event(&self, _: Observed<'_>, _: &Happened) {}
 }
 
-/// How something stands now: written by the one that runs, read by anybody at any time. Clones share it.
+/// The current state of something: written by the task that runs, readable by anybody at any time. Clones share it.
 #[derive(Debug, Default)]
 pub struct Live<T>(Arc<Mutex<T>>);
 
@@ -124,12 +124,12 @@ impl<T: Clone + Default> Live<T> {
         Self::default()
     }
 
-    /// How it stands.
+    /// The current state.
     pub fn now(&self) -> T {
         self.locked().clone()
     }
 
-    /// Says how it stands.
+    /// Sets the current state.
     pub fn set(&self, now: T) {
         *self.locked() = now;
     }

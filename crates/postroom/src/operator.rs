@@ -1,4 +1,4 @@
-//! What people and programs see of a store and do to it. The command line knows a store by this alone.
+//! What people and programs see of a store and do to it. The command line uses a store only through this.
 
 use std::time::Duration;
 
@@ -15,23 +15,23 @@ use crate::status::{StoreStatus, UnroutedTopic};
 /// The operator's end of a store.
 ///
 /// Guarantees, on every implementation (the conformance suite of `postroom-testkit` checks them):
-/// - what only looks writes nothing;
+/// - reading writes nothing;
 /// - a deed and its audit row are one transaction: there is no deed without its row, and no row without its deed;
-/// - a deed on a key or on dead letters comes wholly before or wholly after what a relay records about the same key;
+/// - a deed on a key or on dead letters happens completely before or completely after what a relay records about the same key;
 /// - a message keeps its id, and its key keeps its order.
 #[async_trait]
 pub trait Operator: Send + Sync {
     /// Backlog, parked and dead messages, and who relays them.
     async fn status(&self) -> Result<StoreStatus, StoreError>;
 
-    /// Topics that no route takes, among the newest messages, most first; part of the status, and cheap enough to be asked for once
+    /// Topics that no route takes, among the newest messages, most messages first; part of the status, and cheap enough to call once
     /// a minute.
     async fn unrouted_topics(&self) -> Result<Vec<UnroutedTopic>, StoreError>;
 
     /// Routes that have run, by name.
     async fn routes(&self) -> Result<Vec<ShownRoute>, StoreError>;
 
-    /// Changes what a route is; every relay has it with its next read. Returns what the route is then; none: there is no
+    /// Changes a route's settings; every relay uses them from its next read on. Returns the new settings; none: there is no
     /// such route, and nothing was changed.
     async fn set_route(
         &self,
@@ -46,14 +46,14 @@ pub trait Operator: Send + Sync {
     /// Where a message is at every consumer whose inbox is in this database; empty: none has received it.
     async fn receptions(&self, id: MessageId) -> Result<Vec<Reception>, StoreError>;
 
-    /// Messages by filter, newest first, at most `limit`. Looks at a bounded number of rows and says so where that cut the list.
+    /// Messages by filter, newest first, at most `limit`. Reads a bounded number of rows, and says if that cut the list.
     async fn messages(&self, filter: &MessageFilter, limit: i64) -> Result<Listed, StoreError>;
 
     /// One message with its payload; none: the store has no copy of it (any more).
     async fn message(&self, id: MessageId) -> Result<Option<StoredMessage>, StoreError>;
 
-    /// Removes a route that is gone for good, with its position, so that it holds up no clean-up any more. Refused while a relay runs
-    /// it; without `discard` also while it has unsent or dead messages, which would go with it. `done` says whether it was removed.
+    /// Removes a route that is no longer used, with its position, so that it no longer prevents a clean-up. Rejected while a relay runs
+    /// it; without `discard` also while it has unsent or dead messages, which would be lost with it. `done` says whether it was removed.
     async fn forget_route(&self, route: &str, discard: bool, deed: &Deed) -> Result<Option<Forgotten>, StoreError>;
 
     /// Keys that wait, longest first, at most `limit`: of this route, or with [`Side::In`] of this consumer.
@@ -61,19 +61,19 @@ pub trait Operator: Send + Sync {
 
     /// Parks, unparks or skips a key of a route. False: there was nothing to do, and no audit row is written.
     ///
-    /// What a relay has claimed of a parked key already, at most its window, still goes out, in order.
+    /// Messages that a relay has already claimed of a parked key, at most its window, are still sent, in order.
     async fn act_on_key(&self, route: &str, key: &str, what: KeyDeed, deed: &Deed) -> Result<bool, StoreError>;
 
     /// Dead letters by filter, oldest first, at most `limit`.
     async fn dead_letters(&self, side: Side, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, StoreError>;
 
-    /// The payload of one dead letter; none: it is gone.
+    /// The payload of one dead letter; none: it no longer exists.
     async fn dead_payload(&self, side: Side, route: &str, seq: i64) -> Result<Option<Vec<u8>>, StoreError>;
 
-    /// Gives dead letters back or deletes them, oldest first, at most `limit`. Returns those that it was done to. A letter
-    /// that died a moment ago, and that the route's position has not passed, is not discarded: a crash would bring it back.
+    /// Gives dead letters back or deletes them, oldest first, at most `limit`. Returns the ones that were changed. A new dead
+    /// letter that the route's position has not passed yet is not discarded: a crash would bring it back.
     ///
-    /// A store may work in steps, each with an audit row; `progress` hears how many are done, and an error says it too.
+    /// A store may work in steps, each with an audit row; `progress` is called with the number done, and an error reports it too.
     async fn act_on_dead(
         &self,
         what: DeadDeed,
@@ -84,8 +84,8 @@ pub trait Operator: Send + Sync {
         progress: &mut (dyn FnMut(usize) + Send),
     ) -> Result<Vec<DeadLetter>, StoreError>;
 
-    /// Forgets messages of the inbox that were processed at least so long ago, in steps; `progress` hears how many are gone
-    /// so far. Refused below the redelivery horizon.
+    /// Deletes the inbox rows of messages that were processed at least this long ago, in steps; `progress` is called with the number
+    /// deleted so far. An age below the redelivery horizon is rejected.
     async fn prune_inbox(
         &self,
         older_than: Duration,

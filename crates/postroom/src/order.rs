@@ -5,27 +5,27 @@ use crate::words::words;
 /// Order within a key, per route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {
-    /// Strict: at most one unconfirmed message of a key; the first failure stops the key.
+    /// Strict: at most one unconfirmed message for each key; the first failure stops the key.
     #[default]
     Key,
-    /// Several messages of a key go out together, in order. A failure may let those behind it in the same batch overtake it;
+    /// Several messages of a key are sent together, in order. If one fails, later ones in the same batch may overtake it;
     /// without a failure the order is kept.
     Pipelined,
-    /// None: keys are not looked at, a failed message waits alone.
+    /// None: keys are ignored; a failed message makes no other message wait.
     None,
 }
 
-/// What becomes of a key whose message is dead. Without order ([`Order::None`]) it is always `Skip`.
+/// What happens to a key after a dead letter. Without order ([`Order::None`]) it is always `Skip`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnDead {
-    /// Later messages of the key go on without it.
+    /// Later messages of the key are sent without it.
     #[default]
     Skip,
     /// Later messages of the key wait until an operator retries, discards or skips the dead one.
     Block,
 }
 
-/// Where a route begins that has never run.
+/// Where a route begins on its first run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StartAt {
     /// With the oldest message that the outbox still holds.

@@ -6,17 +6,17 @@ use crate::error::BoxError;
 use crate::limits::LimitExceeded;
 use crate::message::Message;
 
-/// Why messages were not enqueued. The caller's transaction is not to be committed: on PostgreSQL it is already
-/// aborted where the database refused, so the failure cannot be swallowed.
+/// Why messages were not enqueued. Do not commit the caller's transaction: on PostgreSQL it is already aborted if the
+/// database rejected them, so the failure cannot be ignored.
 #[derive(Debug, thiserror::Error)]
 pub enum EnqueueError {
     /// A message is larger than permitted; nothing was sent to the database.
     #[error(transparent)]
     Limit(#[from] LimitExceeded),
-    /// Two messages carry the same id, or the id is in the outbox already: this message was written before.
-    #[error("enqueue message {id}: its id is in the outbox already, so it was written before; roll back")]
+    /// Two messages have the same id, or the id is already in the outbox: this message was written before.
+    #[error("enqueue message {id}: its id is already in the outbox, so it was written before; roll back")]
     AlreadyEnqueued {
-        /// The database's account of the id.
+        /// The id, as the database reports it.
         id: String,
         /// The driver's error.
         #[source]

@@ -1,4 +1,4 @@
-//! Pure: what becomes of a message after a verdict. No clock, no chance except what is handed in.
+//! Pure: what happens to a message after a verdict. No clock and no random numbers except those that are passed in.
 
 use std::time::Duration;
 
@@ -20,20 +20,20 @@ pub struct RetryPolicy {
     pub cap: Duration,
     /// Largest jitter; 2.5 s.
     pub jitter: Duration,
-    /// Attempts after which a message is dead, unless a limit of its own is given; 8.
+    /// Attempts after which a message becomes a dead letter, unless a more specific limit applies; 8.
     pub attempts_max: u32,
-    /// Limits of certain topics or types; the first that fits counts.
+    /// Limits for certain topics or types; the first one that matches applies.
     pub limits: Vec<AttemptLimit>,
 }
 
 /// Attempts for certain messages: payments may deserve more than reminders.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptLimit {
-    /// Of these topics; none: of any.
+    /// For these topics; none: for all topics.
     pub topics: Option<TopicFilter>,
-    /// Of these types; none: of any.
+    /// For these types; none: for all types.
     pub types: Option<TopicFilter>,
-    /// Attempts after which such a message is dead.
+    /// Attempts after which such a message becomes a dead letter.
     pub attempts_max: u32,
 }
 
@@ -50,7 +50,7 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The wait after `attempts` attempts; `chance` in 0..1 scales the jitter. A year at most: a store may not be able to add
+    /// The wait after `attempts` attempts; `chance` in 0..1 scales the jitter. At most a year: a store may not be able to add
     /// more to its clock.
     pub fn wait(&self, attempts: u32, chance: f64) -> Duration {
         let cap = self.cap.min(WAIT_MAX);
@@ -61,7 +61,7 @@ impl RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// Attempts after which a message of this topic and type is dead.
+    /// Attempts after which a message of this topic and type becomes a dead letter.
     pub fn attempts_max_of(&self, topic: &str, kind: &str) -> u32 {
         let fits = |filter: &Option<TopicFilter>, name: &str| filter.as_ref().is_none_or(|filter| filter.takes(name));
         let limit = self.limits.iter().find(|limit| fits(&limit.topics, topic) && fits(&limit.types, kind));
@@ -69,35 +69,35 @@ impl RetryPolicy {
     }
 }
 
-/// What the policy makes of a verdict.
+/// What the policy decides after a verdict.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Disposition {
-    /// Settled: the broker has it, or the sink does not want it.
+    /// Settled: the broker has it, or the sink is configured not to send it.
     Done,
     /// Park it and try again after a wait; `attempts` is what is recorded.
     Retry {
         /// Wait by the database's clock.
         after: Duration,
-        /// Attempts burned so far, this one included where it burned one.
+        /// Attempts used up so far, including this one if it used one up.
         attempts: u32,
         /// For the operator.
         error: String,
     },
     /// It becomes a dead letter.
     Dead {
-        /// Attempts burned, this one included.
+        /// Attempts used up, including this one.
         attempts: u32,
         /// Why it is dead.
         cause: Cause,
         /// For the operator.
         error: String,
     },
-    /// Nobody knows the outcome: publish it again with the same id, at once and in its place; no attempt is burned.
+    /// The outcome is unknown: publish it again with the same id, at once and in its place; no attempt is used up.
     Again,
 }
 
-/// Decides about `message` by the verdict, the attempts burned before it, and `chance` in 0..1. Only a verdict on the
-/// message itself burns an attempt; an outage never comes here.
+/// Decides about `message` by the verdict, the attempts used up before it, and `chance` in 0..1. Only a verdict on the
+/// message itself uses up an attempt; an outage is not passed to this function.
 pub fn decide(verdict: Verdict, message: &Message, attempts: u32, policy: &RetryPolicy, chance: f64) -> Disposition {
     let failure = match verdict {
         Verdict::Stored | Verdict::Skipped => return Disposition::Done,

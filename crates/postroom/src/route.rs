@@ -11,23 +11,23 @@ use crate::topics::TopicFilter;
 /// A route as it is configured: one value for its source, its relay and the configuration file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Route {
-    /// Its positions are kept under this name.
+    /// Its name; its positions are stored under it.
     pub name: String,
     /// Which topics it takes.
     pub topics: TopicFilter,
     /// Order within a key.
     pub order: Order,
-    /// What becomes of a key whose message is dead.
+    /// What happens to a key after a dead letter.
     pub on_dead: OnDead,
-    /// Where it begins when it has never run.
+    /// Where it begins on its first run.
     pub start_at: StartAt,
-    /// How long its lanes stay with a relay that has fallen silent.
+    /// How long a relay keeps its lanes after its last renewal.
     pub lease: Duration,
-    /// Most messages a second; none: as many as the sink takes.
+    /// Most messages in a second; none: as many as the sink accepts.
     pub rate: Option<u32>,
-    /// Refusals in a row, of whatever messages, after which the sink is left alone for 1 s, then 2 s, up to 30 s, with one
-    /// message tried between; 0, the default: never. For sinks with one service behind them: behind a broker, messages that no
-    /// queue takes would hold up all others.
+    /// After this many rejections in a row, of any messages, publishing pauses for 1 s, then 2 s, up to 30 s, with one message
+    /// tried between the pauses; 0, the default: never. For sinks with a single service behind them: with a broker, messages that
+    /// no queue takes would delay all others.
     pub breaker_after: u32,
     /// When a failed message is tried again, and how often.
     pub retry: RetryPolicy,
@@ -49,7 +49,7 @@ impl Route {
         }
     }
 
-    /// What the store keeps of it.
+    /// The settings that the store keeps.
     pub fn settings(&self) -> RouteSettings {
         RouteSettings { topics: self.topics.clone(), order: Some(self.order), on_dead: Some(self.on_dead) }
     }
@@ -62,13 +62,13 @@ pub struct RouteSettings {
     pub topics: TopicFilter,
     /// Order within a key; none: not decided yet.
     pub order: Option<Order>,
-    /// What becomes of a key whose message is dead; none: not decided yet.
+    /// What happens to a key after a dead letter; none: not decided yet.
     pub on_dead: Option<OnDead>,
 }
 
 impl RouteSettings {
-    /// What the route is after a relay was started with `given`: topics are added, order and on_dead become as strict as the
-    /// stricter of both. So a relay with an older configuration can neither drop messages nor loosen a promise.
+    /// The settings after a relay was started with `given`: topics are added, and order and on_dead become the stricter of
+    /// both. So a relay with an older configuration can neither drop messages nor weaken a guarantee.
     pub fn with(&self, given: &Self) -> Self {
         let mut patterns = self.topics.patterns().to_vec();
         if !patterns.iter().any(|pattern| pattern == "*") {
@@ -93,14 +93,14 @@ impl RouteSettings {
     }
 }
 
-/// What an operator changes of a route; what is none stays.
+/// What an operator changes of a route; what is none stays unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RouteChange {
     /// Which topics it takes.
     pub topics: Option<TopicFilter>,
     /// Order within a key.
     pub order: Option<Order>,
-    /// What becomes of a key whose message is dead.
+    /// What happens to a key after a dead letter.
     pub on_dead: Option<OnDead>,
 }
 
@@ -122,9 +122,9 @@ pub struct ShownRoute {
     pub route: String,
     /// Patterns of the topics that it takes.
     pub topics: Vec<String>,
-    /// Order within a key; none: no relay of this version ran it yet.
+    /// Order within a key; none: no relay of this version has run it yet.
     pub order: Option<Order>,
-    /// What becomes of a key whose message is dead; none: likewise.
+    /// What happens to a key after a dead letter; none: no relay of this version has run it yet.
     pub on_dead: Option<OnDead>,
     /// Counts the changes.
     pub revision: i64,

@@ -1,4 +1,4 @@
-//! The far end of the relay: where messages are published.
+//! The destination of a relay: where messages are published.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::message::Message;
 use crate::verdict::Verdicts;
 
 /// Messages published together, in this order. With [`crate::Order::Key`] no two of them share a key; with
-/// [`crate::Order::Pipelined`] they may, and no other batch under way holds that key.
+/// [`crate::Order::Pipelined`] they may, and no other batch in progress contains that key.
 #[derive(Debug)]
 pub struct Batch {
     messages: Vec<Arc<Message>>,
@@ -26,27 +26,27 @@ impl Batch {
         &self.messages
     }
 
-    /// The unjudged batch: every message *unknown*.
+    /// The verdicts before anything is known: every message *unknown*.
     pub fn silent(&self) -> Verdicts {
         Verdicts::silent(self.messages.len())
     }
 }
 
-/// How a sink likes to be called.
+/// How many messages a sink accepts at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SinkLimits {
     /// Most messages in a batch.
     pub batch_messages_max: usize,
-    /// About as many bytes of payloads and headers in a batch; one message may be larger.
+    /// Approximate limit on the bytes of payloads and headers in a batch; a single message may be larger.
     pub batch_bytes_max: usize,
-    /// Most batches under way at once.
+    /// Most batches in progress at once.
     pub batches_in_flight_max: usize,
 }
 
-/// Publishes batches to one broker and judges each message. It never retries: that is the policy's business.
+/// Publishes batches to one broker and judges each message. It never retries: the retry policy decides that.
 ///
 /// Guarantees: a message is judged `Stored` only after the broker's positive confirm of this very message; every
-/// `publish` ends within the sink's own deadline; dropping the future leaves nothing behind that a later call trips over.
+/// `publish` ends within the sink's own deadline; dropping the future leaves nothing behind that disturbs a later call.
 #[async_trait]
 pub trait Sink: Send + Sync {
     /// Its name in traces, `messaging.system` in OpenTelemetry's words.
@@ -54,21 +54,21 @@ pub trait Sink: Send + Sync {
         "unknown"
     }
 
-    /// How it likes to be called.
+    /// How many messages it accepts at once.
     fn limits(&self) -> SinkLimits;
 
-    /// Publishes and judges. `Unavailable` says that no message of the batch was judged and none may be assumed stored.
+    /// Publishes and judges. `Unavailable` means that no message of the batch was judged, and none may be assumed stored.
     async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable>;
 
-    /// Connects if need be, and says whether publishing has a chance.
+    /// Connects if necessary, and checks whether publishing is possible.
     async fn probe(&self) -> Result<(), Unavailable>;
 
-    /// Why it takes nothing for now although its connection is up (an alarm of the broker); none: it takes messages, or nobody
-    /// knows. Asked often; it must not wait.
+    /// Why it accepts nothing for now although its connection is up (an alarm of the broker); none: it accepts messages, or it is not
+    /// known. Called often; it must not wait.
     fn blocked(&self) -> Option<String> {
         None
     }
 
-    /// Closes connections; what is under way ends as `Unknown` or `Unavailable`.
+    /// Closes connections; publishing in progress ends as `Unknown` or `Unavailable`.
     async fn close(&self);
 }

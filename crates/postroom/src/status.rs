@@ -21,12 +21,12 @@ pub struct StoreStatus {
     pub unrouted: Vec<UnroutedTopic>,
 }
 
-/// A topic that no route takes: its messages go nowhere.
+/// A topic that no route takes: its messages are not sent.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct UnroutedTopic {
     /// The topic.
     pub topic: String,
-    /// Messages of it among the newest rows of the outbox; how many rows are looked at is the store's.
+    /// Messages of it among the newest rows of the outbox; the store decides how many rows it reads.
     pub messages: i64,
     /// Age of the oldest of those, in seconds, by the database's clock.
     pub oldest_seconds: f64,
@@ -37,14 +37,14 @@ pub struct UnroutedTopic {
 pub struct LinkStatus {
     /// The sink of a relay or the source of a filler, without secrets; none: a version before 14 of the schema runs there.
     pub name: Option<String>,
-    /// Why it does not work now; none: it works, as far as its process said.
+    /// Why it does not work now; none: it works, as far as its process reported.
     pub trouble: Option<LinkTrouble>,
 }
 
 /// Why messages do not get through a link.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LinkTrouble {
-    /// The link is up, but the far end takes nothing for now, such as a broker under a memory alarm.
+    /// The link is up, but the other end accepts nothing for now, such as a broker with a memory alarm.
     pub blocked: bool,
     /// For how long, in seconds, by the database's clock.
     pub since_seconds: f64,

@@ -1,4 +1,4 @@
-//! A store as a whole, for programs that are configured with one: the `postroom` binary, and whoever builds another.
+//! A store as a whole, for programs that are configured with one: the `postroom` binary, and programs like it.
 
 use std::sync::Arc;
 
@@ -19,46 +19,46 @@ pub const LANES_DEFAULT: u16 = 16;
 /// One database that holds an outbox and an inbox.
 #[async_trait]
 pub trait Store: Operator {
-    /// Its URL, or whatever names it, without secrets.
+    /// Its URL or another name for it, without secrets.
     fn shown(&self) -> String;
 
-    /// What this store cannot do of what a route asks for, in words; none: it can do all of it.
+    /// What a route asks for and this store cannot do, in words; none: it can do everything.
     fn cannot(&self, route: &Route) -> Option<String> {
         let _ = route;
         None
     }
 
-    /// The relay's end of one route, for a relay of this name; no other relay may have it.
+    /// The relay's side of one route, for a relay with this name, which no other relay may have.
     async fn source(&self, route: &Route, owner: &str) -> Result<Arc<dyn Source>, StoreError>;
 
-    /// The inbox table of a consumer, for what fills it.
+    /// The inbox table of a consumer, for its filler.
     fn keeper(&self, consumer: &Consumer) -> Arc<dyn Keeper>;
 
     /// Writes one message in a transaction of its own, as an application does: for tests of an installation.
     async fn send(&self, message: &Message) -> Result<(), StoreError>;
 
-    /// Looks whether everything is there that a process needs which does this; changes nothing.
+    /// Checks whether everything that a process with these needs requires is there; changes nothing.
     async fn check(&self, needs: Needs) -> Result<Vec<Finding>, StoreError>;
 
-    /// Wakes these relays when writers of other processes notify, for as long as what it returns is kept. None: writers
-    /// cannot notify here; polling is the truth anyway.
+    /// Wakes these relays when writers of other processes notify, for as long as the returned value is kept. None: writers
+    /// cannot notify here; relays poll in any case.
     fn listen(&self, wakes: Vec<Wake>) -> Option<Box<dyn Send>> {
         drop(wakes);
         None
     }
 
-    /// Creates the tables or brings them up to date; safe to repeat. `lanes` is for a new schema, [`LANES_DEFAULT`] where there is
-    /// none; another number than a schema has is an error. Stores without lanes ignore it.
+    /// Creates the tables or brings them up to date; safe to repeat. `lanes` is for a new schema, [`LANES_DEFAULT`] if it is
+    /// none; a number other than that of an existing schema is an error. Stores without lanes ignore it.
     async fn migrate(&self, lanes: Option<u16>) -> Result<Migrated, MigrateError>;
 
     /// What [`migrate`](Self::migrate) would do; changes nothing.
     async fn plan(&self) -> Result<MigrationPlan, MigrateError>;
 
-    /// The whole schema as one script, for those who apply migrations by a tool of their own.
+    /// The whole schema as one script, for those who apply migrations with their own tool.
     fn print_sql(&self, lanes: Option<u16>) -> Result<String, MigrateError>;
 }
 
-/// What a process is to do with a store.
+/// What a process will do with a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Relay its messages.
@@ -70,7 +70,7 @@ pub struct Needs {
 /// What a check found.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Finding {
-    /// It is as it has to be.
+    /// It is as it must be.
     pub ok: bool,
     /// What was found, in words.
     pub found: String,
@@ -80,12 +80,12 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// As it has to be.
+    /// It is as it must be.
     pub fn good(found: impl Into<String>) -> Self {
         Self { ok: true, found: found.into(), advice: None }
     }
 
-    /// Something has to be done.
+    /// Something must be changed.
     pub fn bad(found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { ok: false, found: found.into(), advice: Some(advice.into()) }
     }
@@ -105,7 +105,7 @@ pub struct Migrated {
 pub struct MigrationPlan {
     /// Number of the newest migration in the database; 0: there is none.
     pub version: i64,
-    /// What is to be done, in its order; empty: nothing.
+    /// What would be done, in order; empty: nothing.
     pub steps: Vec<MigrationStep>,
 }
 
@@ -123,12 +123,12 @@ pub struct MigrationStep {
 /// Why the schema was not brought up to date. Nothing was changed: all migrations of a run are one transaction.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
-    /// The store could not be reached or refused.
+    /// The store could not be reached, or rejected the request.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// An applied migration differs from the one in this program.
     #[error(
-        "migrate: migration {number} ({name}) was applied with other content than this program has; \
+        "migrate: migration {number} ({name}) was applied with different content than this program has; \
          use the version that applied it, or restore the migration file"
     )]
     Changed {
@@ -138,7 +138,9 @@ pub enum MigrateError {
         name: String,
     },
     /// The schema is newer than this program.
-    #[error("migrate: the schema has migration {number}, this program knows only {known}; use a newer postroom")]
+    #[error(
+        "migrate: the schema has migration {number}, but the newest that this program knows is {known}; use a newer postroom"
+    )]
     Newer {
         /// Newest number in the database.
         number: i64,
@@ -146,25 +148,27 @@ pub enum MigrateError {
         known: i64,
     },
     /// The number of lanes is out of range.
-    #[error("migrate: {0} lanes; choose 1 to 1024")]
+    #[error("migrate: {0} lanes are not possible; choose 1 to 1024")]
     Lanes(u16),
     /// The schema has another number of lanes.
-    #[error("migrate: the schema has {schema} lanes and cannot get {asked}; leave --lanes out to keep them")]
+    #[error(
+        "migrate: the schema has {schema} lanes, which cannot be changed to {asked}; leave out --lanes to keep them"
+    )]
     OtherLanes {
         /// Lanes of the schema.
         schema: u16,
         /// Lanes that were asked for.
         asked: u16,
     },
-    /// The schema belongs to somebody else, who could have put anything into it.
+    /// The schema belongs to another role, which could have put anything into it.
     #[error(
         "migrate: the schema postroom belongs to role {owner:?}, and this is role {role:?}; run `postroom migrate` as {owner:?}, or drop \
-         the schema if nobody should have made it"
+         the schema if it was created by mistake"
     )]
     Owner {
-        /// Whose it is.
+        /// Its owner.
         owner: String,
-        /// Who asked.
+        /// The role that asked.
         role: String,
     },
     /// A migration failed; everything was rolled back.

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use crate::error::Unavailable;
 use crate::message::{Message, MessageId};
 
-/// Names a delivery towards the subscription that handed it out. What the broker needs to know of it (a delivery tag, a receipt, an
-/// offset) the subscription finds by it.
+/// Identifies a delivery to the subscription that handed it out, which finds by it what the broker needs to know (a delivery tag, a
+/// receipt, an offset).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Receipt {
     session: u64,
@@ -46,18 +46,18 @@ pub struct Received {
     pub partition: Partition,
     /// The broker says that it may have handed this out before.
     pub redelivered: bool,
-    /// The message id; `None` where the broker's message carries none (it was not written by postroom).
+    /// The message id; `None` if the broker's message carries none (it was not written by postroom).
     pub id: Option<MessageId>,
     /// Body and properties as far as they could be read.
     pub message: Message,
 }
 
-/// How much is taken at once.
+/// How much to take at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bound {
-    /// At most so many messages.
+    /// At most this many messages.
     pub messages: usize,
-    /// At most about so many bytes of payloads; the first message comes whatever its size.
+    /// Approximate limit on the bytes of payloads; the first message is taken whatever its size.
     pub bytes: usize,
 }
 
@@ -66,12 +66,12 @@ pub struct Bound {
 pub enum Arrival {
     /// Messages in the order of the source; at least one.
     Messages(Vec<Received>),
-    /// This partition is somebody else's now. Deliveries of it that are not settled are handed out there: what has not been
-    /// begun is dropped, and nothing of it can be settled here any more.
+    /// Another process has this partition now. Its unsettled deliveries are handed out there: drop those whose handling has not
+    /// begun; none of them can be settled here any more.
     Revoked(Partition),
 }
 
-/// What becomes of a delivery.
+/// What happens to a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// The broker forgets it.
@@ -82,12 +82,12 @@ pub enum Answer {
     Reject,
 }
 
-/// Receives from one source of one broker. Each delivery is settled once; what is not is handed out again.
+/// Receives from one source of one broker. Each delivery is settled once; one that is not settled is handed out again.
 ///
 /// Guarantees, on every implementation (the conformance suite of `postroom-testkit` checks them):
 /// - a delivery is handed out again, here or elsewhere, until it was settled;
-/// - what was acked or rejected does not come again after the broker has noted it;
-/// - no more deliveries are out unsettled than the subscription was set to;
+/// - what was acked or rejected is not delivered again after the broker has recorded it;
+/// - the number of unsettled deliveries never exceeds the limit of the subscription;
 /// - a receipt of another session, or one that was settled, settles nothing else.
 #[async_trait]
 pub trait Subscription: Send + Sync {
@@ -112,10 +112,10 @@ pub trait Subscription: Send + Sync {
         None
     }
 
-    /// What comes next; waits for it. Reconnects on the next call after an error. Dropping the future loses nothing.
+    /// Waits for the next messages. Reconnects on the next call after an error. Dropping the future loses nothing.
     async fn receive(&self, max: Bound) -> Result<Arrival, Unavailable>;
 
-    /// Settles deliveries. After an error nobody knows which of them were: those that were not come again.
+    /// Settles deliveries. After an error it is not known which were settled: the others are delivered again.
     async fn settle(&self, answers: &[(Receipt, Answer)]) -> Result<(), Unavailable>;
 
     /// Keeps deliveries for another [`Subscription::lease`]. Default, for brokers that hold them as long as the session lasts.
@@ -124,6 +124,6 @@ pub trait Subscription: Send + Sync {
         Ok(())
     }
 
-    /// Ends the session: what is not settled goes back to the broker, in the order of the source where the broker has one.
+    /// Ends the session: unsettled deliveries go back to the broker, in the order of the source if the broker keeps one.
     async fn close(&self);
 }

@@ -6,9 +6,9 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopicFilter(Vec<String>);
 
-/// A pattern that selects nothing sensible.
+/// A pattern that is not a topic, a prefix ending in `*`, or `*`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("read topic pattern {0:?}: it wants a topic, a prefix ending in `*`, or `*`")]
+#[error("read topic pattern {0:?}: it must be a topic, a prefix ending in `*`, or `*`")]
 pub struct InvalidTopicPattern(String);
 
 impl TopicFilter {

@@ -33,7 +33,7 @@ pub struct UnitOfWork {
     occurred_at: Option<SystemTime>,
 }
 
-/// Proof that events were written; to be told about the commit.
+/// Proof that events were written; call `committed` on it after the commit.
 #[derive(Debug)]
 #[must_use = "call `committed` after the commit to wake the relay at once"]
 pub struct Written {
@@ -75,7 +75,7 @@ impl UnitOfWork {
     }
 
     /// Writes everything collected into the transaction, in the order in which it was collected. On an error nothing
-    /// may be committed: the transaction is to be rolled back.
+    /// may be committed: roll back the transaction.
     pub async fn write<Tx: Send, O: Outbox<Tx> + Sync>(self, outbox: &O, tx: &mut Tx) -> Result<Written, EnqueueError> {
         let messages = self.into_messages();
         outbox.enqueue(tx, &messages).await?;

@@ -1,38 +1,38 @@
-//! What a sink says of each message. A sink judges; the policy decides; the store records.
+//! What a sink reports about each message. A sink judges; the policy decides; the store records.
 
-/// A sink's judgement of one message.
+/// A sink's verdict on one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// The broker confirmed that it has *this* message.
     Stored,
-    /// The broker, or the sink on its behalf, refused this message.
+    /// The broker, or the sink on its behalf, rejected this message.
     Failed(Failure),
     /// The sink is configured not to send such messages.
     Skipped,
-    /// Nobody knows: it may be stored or not. It is published again with the same id, and never marked.
+    /// Not known: it may be stored or not. It is published again with the same id, and never marked.
     Unknown(String),
 }
 
-/// Why a message was refused.
+/// Why a message was rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// What the policy goes by.
+    /// What the policy decides by.
     pub kind: FailureKind,
-    /// For the operator: what was refused and why. No payload in it.
+    /// For the operator: what was rejected and why. It contains no payload.
     pub reason: String,
 }
 
-/// How a refusal is to be taken.
+/// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureKind {
-    /// It may pass later. Burns an attempt.
+    /// It may succeed later. Uses up an attempt.
     Transient,
-    /// It will never pass.
+    /// It will never succeed.
     Permanent,
     /// The message harms the connection or the process that handles it.
     Poison,
-    /// The broker pushed back for a reason that is not the message's (a negative confirm: queue full, disk alarm). It
-    /// waits like a transient failure and burns no attempt: a queue that stays full for an hour kills nothing.
+    /// The broker did not accept it for a reason unrelated to the message (a negative confirm: queue full, disk alarm). It
+    /// waits like a transient failure and uses up no attempt: a queue that stays full for an hour causes no dead letters.
     Busy,
 }
 
@@ -43,7 +43,7 @@ impl Verdict {
     }
 }
 
-/// The judgements of one batch, by the place of each message in it: ids may repeat in a table that is not ours.
+/// The verdicts on one batch, by the index of each message in it: ids may repeat in a table that is not ours.
 ///
 /// Every message starts as *unknown: no verdict*: silence is never success.
 #[derive(Debug)]
@@ -54,22 +54,22 @@ fn silence() -> Verdict {
 }
 
 impl Verdicts {
-    /// The unjudged batch of so many messages.
+    /// The verdicts on this many messages before anything is known.
     pub fn silent(messages: usize) -> Self {
         Self(std::iter::repeat_with(silence).take(messages).collect())
     }
 
-    /// Overwrites the judgement of one message. A place that is not in the batch changes nothing and returns false.
+    /// Overwrites the verdict on one message. An index that is not in the batch changes nothing and returns false.
     pub fn judge(&mut self, place: usize, verdict: Verdict) -> bool {
         self.0.get_mut(place).map(|slot| *slot = verdict).is_some()
     }
 
-    /// The judgement of one message.
+    /// The verdict on one message.
     pub fn of(&self, place: usize) -> Option<&Verdict> {
         self.0.get(place)
     }
 
-    /// Takes the judgement of one message out; a place that is not in the batch is unknown.
+    /// Takes out the verdict on one message; an index that is not in the batch is unknown.
     pub fn take(&mut self, place: usize) -> Verdict {
         self.0.get_mut(place).map_or_else(silence, |slot| std::mem::replace(slot, silence()))
     }

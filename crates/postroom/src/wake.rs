@@ -1,4 +1,4 @@
-//! A hint that there is something to do. It may lie both ways: polling is the truth.
+//! A hint that there is something to do. A hint may be missing or wrong, so polling never stops.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ impl Wake {
         self.0.notify_one();
     }
 
-    /// Waits for a signal; one that was given before the call ends it at once.
+    /// Waits for a signal; returns at once if one was given before the call.
     pub async fn notified(&self) {
         self.0.notified().await;
     }

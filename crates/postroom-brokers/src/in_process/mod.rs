@@ -86,13 +86,13 @@ impl InProcessBroker {
         InProcessSubscription::new(self.clone(), queue.to_owned(), session, prefetch)
     }
 
-    /// Stops taking and handing out messages until [`InProcessBroker::start`]; queues keep what they have.
+    /// Stops accepting and handing out messages until [`InProcessBroker::start`]; queues keep what they have.
     pub fn stop(&self) {
         self.state().stopped = true;
         self.0.arrived.notify_waiters();
     }
 
-    /// Goes on.
+    /// Resumes after [`InProcessBroker::stop`].
     pub fn start(&self) {
         self.state().stopped = false;
         self.0.arrived.notify_waiters();

@@ -93,8 +93,7 @@ fn open(path: &Path) -> io::Result<File> {
         told(&error, format!("open it to append{hint}"))
     })?;
     if !file.metadata()?.is_file() {
-        let why =
-            "it is not a regular file, so nothing would be known to be kept; name a file, or use kind = \"stdout\"";
+        let why = "it is not a regular file, so it may not keep what is written; name a file, or use kind = \"stdout\"";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     sync_folder(path)?;
@@ -119,7 +118,7 @@ fn names(path: &Path, file: &File) -> io::Result<bool> {
             Ok((named.dev(), named.ino()) == (open.dev(), open.ino()))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(told(&error, "look for it")),
+        Err(error) => Err(told(&error, "find it")),
     }
 }
 
@@ -139,7 +138,7 @@ fn write_whole(file: &File, text: &[u8], abandoned: &dyn Fn() -> bool) -> io::Re
             // More than we wrote: somebody without the lock has written too, and that must stay.
             let only_ours = file.metadata()?.len() == begin + written;
             if only_ours {
-                file.set_len(begin).map_err(|cut| told(&cut, format!("{what}: {error}; cut it back")))?;
+                file.set_len(begin).map_err(|cut| told(&cut, format!("{what}: {error}; truncate it")))?;
             }
             Err(told(&error, what))
         }
@@ -159,7 +158,7 @@ fn end_last_line(file: &File) -> io::Result<bool> {
     let begin = last_line(file, length)?;
     let torn = is_torn(file, begin, length)?;
     if torn {
-        tracing::warn!(bytes = length - begin, "the file's last line was torn by a crash; it is cut off");
+        tracing::warn!(bytes = length - begin, "the file's last line is incomplete because of a crash; removing it");
         file.set_len(begin)?;
     }
     Ok(!torn)

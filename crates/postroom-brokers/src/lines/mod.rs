@@ -166,7 +166,8 @@ impl LinesSink {
             told.await.unwrap_or_else(|_| Err(io::Error::other("the thread that writes has panicked")))
         };
         tokio::time::timeout(ANSWERS_WITHIN, done).await.unwrap_or_else(|_| {
-            let why = format!("not done within {} s; its disk or its reader does not answer", ANSWERS_WITHIN.as_secs());
+            let why =
+                format!("not done within {} s; its disk or its reader does not respond", ANSWERS_WITHIN.as_secs());
             Err(io::Error::new(io::ErrorKind::TimedOut, why))
         })
     }

@@ -73,7 +73,7 @@ fn open() -> io::Result<Open> {
         about.file_type().is_char_device() && fs::metadata("/dev/null").is_ok_and(|null| null.rdev() == about.rdev());
     if is_null {
         let why = "standard output is closed or /dev/null, which keeps no message; \
-                   send it to a file or into a program, or use kind = \"file\"";
+                   redirect it to a file or a program, or use kind = \"file\"";
         return Err(io::Error::new(io::ErrorKind::NotConnected, why));
     }
     Ok(Open { file, regular: about.is_file() })

@@ -36,5 +36,5 @@ pub(super) fn told(error: &io::Error, what: impl std::fmt::Display) -> io::Error
 
 /// Nobody waits for the result any more, so it must not be written.
 pub(super) fn given_up() -> io::Error {
-    io::Error::new(io::ErrorKind::Interrupted, "nobody waits for this write any more; nothing was written")
+    io::Error::new(io::ErrorKind::Interrupted, "the caller no longer waits for this write; nothing was written")
 }

@@ -15,14 +15,14 @@ pub(super) async fn exchange(options: &RabbitmqOptions) -> Result<String, Unavai
     let shown = format!("exchange {name:?} of RabbitMQ at {}", redact_url(&options.url));
     let connection = connect(&options.url, "postroom check").await?;
     if name.is_empty() {
-        return Ok(told(&options.url, "the default exchange is always there"));
+        return Ok(told(&options.url, "the default exchange always exists"));
     }
     let looked = look_for_exchange(&connection, name).await;
     let _ = connection.close(200, "checked".into()).await;
     match looked {
-        Ok(()) => Ok(told(&options.url, &format!("exchange {name:?} is there"))),
+        Ok(()) => Ok(told(&options.url, &format!("exchange {name:?} exists"))),
         Err(error) if is_missing(&error) && options.declare => {
-            Ok(told(&options.url, &format!("exchange {name:?} is not there yet and will be declared")))
+            Ok(told(&options.url, &format!("exchange {name:?} does not exist yet and will be declared")))
         }
         Err(error) if is_missing(&error) => {
             let problem = "it does not exist; create it as a durable topic exchange, or set declare = true";
@@ -40,9 +40,9 @@ pub(super) async fn queue(options: &RabbitmqSubscriptionOptions) -> Result<Strin
     let looked = look_for_queue(&connection, name).await;
     let _ = connection.close(200, "checked".into()).await;
     match looked {
-        Ok(()) => Ok(told(&options.url, &format!("queue {name:?} is there"))),
+        Ok(()) => Ok(told(&options.url, &format!("queue {name:?} exists"))),
         Err(error) if is_missing(&error) && !options.bind.is_empty() => {
-            Ok(told(&options.url, &format!("queue {name:?} is not there yet and will be declared and bound")))
+            Ok(told(&options.url, &format!("queue {name:?} does not exist yet and will be declared and bound")))
         }
         Err(error) if is_missing(&error) => {
             Err(Unavailable::new(shown, "it does not exist; create it as a durable queue, or set bind"))

@@ -4,8 +4,8 @@
 //! - The client library attaches a `basic.return` to whichever confirm comes next, not to the returned message's. So the
 //!   sink waits for all confirms of a batch, collects the returns from all of them, matches them by message id, and only
 //!   then judges (docs/decisions/0004).
-//! - Every wait has the sink's own deadline; what is open then is *unknown* and goes out again with the same id.
-//! - The client's auto-recovery stays off: it leaves confirms pending for ever. A broken connection is replaced whole.
+//! - Every wait has the sink's own deadline; what has no answer then is *unknown* and is published again with the same id.
+//! - The client's auto-recovery stays off: it leaves confirms pending for ever. A broken connection is replaced as a whole.
 //! - What a broker sends passes a fence before the client sees it: some bytes would end the process or block the queue.
 
 mod check;
@@ -46,7 +46,7 @@ const FRAME_MAX_MIN: u32 = 32_768;
 #[serde(deny_unknown_fields)]
 pub struct RabbitmqOptions {
     /// `amqp://` or `amqps://` URL. Certificates are verified against the system's roots and what `cacertfile` in the URL names;
-    /// `certfile` and `keyfile` are a certificate of ours.
+    /// `certfile` and `keyfile` are a client certificate.
     pub url: String,
     /// The topic exchange; `postroom` by default.
     #[serde(default = "default_exchange")]
@@ -109,6 +109,7 @@ pub const BROKER: Broker = Broker {
 #[async_trait]
 impl SinkOptions for RabbitmqOptions {
     fn open(&self) -> Result<Arc<dyn Sink>, OpenSinkError> {
+        warn_if_in_clear(&self.url);
         Ok(Arc::new(RabbitmqSink::new(self.clone())?))
     }
 
@@ -172,7 +173,7 @@ fn uri(url: &str) -> Result<(AMQPUri, TlsFiles), String> {
     // The client's own words may quote a password that is not percent-encoded.
     let mut uri: AMQPUri = rest.parse().map_err(|_| {
         format!(
-            "url {shown} cannot be read; it is amqp://USER:PASSWORD@HOST:PORT/VHOST, with special characters of user, password and \
+            "url {shown} cannot be parsed; write amqp://USER:PASSWORD@HOST:PORT/VHOST, with special characters of user, password and \
              virtual host percent-encoded (/ as %2f, @ as %40, : as %3a)"
         )
     })?;
@@ -185,6 +186,16 @@ fn uri(url: &str) -> Result<(AMQPUri, TlsFiles), String> {
     }
     uri.query.heartbeat.get_or_insert(HEARTBEAT_SECONDS);
     Ok((uri, files))
+}
+
+/// Says once for each link that passwords and messages travel in clear to another machine.
+fn warn_if_in_clear(url: &str) {
+    let Ok((parsed, _)) = uri(url) else { return };
+    let host = parsed.authority.host.as_str();
+    let here = host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    if parsed.scheme == lapin::uri::AMQPScheme::AMQP && !here {
+        tracing::warn!("the connection to RabbitMQ at {} is not encrypted; use amqps://", redact_url(url));
+    }
 }
 
 /// AMQP carries names as short strings.

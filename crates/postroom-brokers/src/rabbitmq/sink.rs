@@ -259,13 +259,14 @@ impl Sink for RabbitmqSink {
                 (Answer::Acked, None) => Verdict::Stored,
                 (Answer::Nacked, None) => Verdict::failed(
                     FailureKind::Busy,
-                    "the broker did not take it (nack): a queue is full or in trouble",
+                    "the broker did not accept it (nack): a queue is full or has a problem",
                 ),
                 // Alone in its batch, it is the message's own fault; in company nobody knows whose, and the relay publishes
                 // them again one by one.
-                (Answer::Refused(error), _) if batch.messages().len() == 1 => {
-                    Verdict::failed(FailureKind::Transient, format!("the broker closed the channel over it: {error}"))
-                }
+                (Answer::Refused(error), _) if batch.messages().len() == 1 => Verdict::failed(
+                    FailureKind::Transient,
+                    format!("the broker closed the channel because of it: {error}"),
+                ),
                 (Answer::Refused(error), _) => Verdict::Unknown(error),
                 (Answer::Nothing(error), _) => {
                     last_error = Some(error.clone());

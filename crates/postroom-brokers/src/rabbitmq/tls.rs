@@ -1,4 +1,4 @@
-//! What a URL says of TLS, by the names that RabbitMQ's own URLs have: `cacertfile`, `certfile` and `keyfile`, files in PEM.
+//! The TLS options of a URL, with the names that RabbitMQ's own URLs use: `cacertfile`, `certfile` and `keyfile`, files in PEM.
 //! <https://www.rabbitmq.com/docs/uri-query-parameters>
 //!
 //! Certificates are always verified, and so is the server's name.
@@ -35,7 +35,7 @@ impl TlsFiles {
                 "verify" if value == "verify_peer" => {}
                 "verify" => {
                     return Err(format!(
-                        "verify={value} in url: certificates are always verified; for a CA of your own add \
+                        "verify={value} in url: certificates are always verified; for your own CA add \
                          cacertfile=/path/to/ca.pem"
                     ));
                 }
@@ -43,10 +43,10 @@ impl TlsFiles {
             }
         }
         if files.certificate.is_some() != files.key.is_some() {
-            return Err("certfile and keyfile in url go together; the other one is missing".to_owned());
+            return Err("certfile and keyfile in url must be given together; one of them is missing".to_owned());
         }
         if !url.starts_with("amqps://") && files != Self::default() {
-            return Err("cacertfile, certfile and keyfile in url are for amqps://, and this is amqp://".to_owned());
+            return Err("cacertfile, certfile and keyfile in url require amqps://, but this is amqp://".to_owned());
         }
         let rest = rest.join("&");
         Ok((if rest.is_empty() { base.to_owned() } else { format!("{base}?{rest}") }, files))
@@ -60,7 +60,11 @@ impl TlsFiles {
         let pem = |name: &str, file: &Path, part: &str| {
             let text = String::from_utf8(bytes(name, file)?).unwrap_or_default();
             let there = text.contains("-----BEGIN ") && text.contains(part);
-            if there { Ok(text) } else { Err(format!("{name} {}: there is no {part} in PEM in it", file.display())) }
+            if there {
+                Ok(text)
+            } else {
+                Err(format!("{name} {}: the file has no {part} in PEM format", file.display()))
+            }
         };
         let cert_chain = self.root.as_deref().map(|file| pem("cacertfile", file, "CERTIFICATE")).transpose()?;
         let identity = match (&self.certificate, &self.key) {
@@ -77,13 +81,13 @@ impl TlsFiles {
 /// What to do about an error of the handshake, where a person can do something.
 pub(super) fn hint(error: &str) -> &'static str {
     if error.contains("UnknownIssuer") || error.contains("BadSignature") {
-        " (nobody whom this machine trusts has issued the broker's certificate; for a CA of your own add cacertfile=/path/to/ca.pem to the url)"
+        " (no CA that this machine trusts issued the broker's certificate; for your own CA add cacertfile=/path/to/ca.pem to the url)"
     } else if error.contains("NotValidForName") || error.contains("not valid for name") {
         " (the broker's certificate is for another name; connect by one of its names)"
     } else if error.contains("AlertReceived") || error.contains("received fatal alert") {
-        " (the broker may ask for a certificate of ours: add certfile=… and keyfile=… to the url)"
+        " (the broker may require a client certificate: add certfile=… and keyfile=… to the url)"
     } else if error.contains("InvalidContentType") || error.contains("corrupt message") {
-        " (no TLS is spoken at that port; amqps is usually at 5671)"
+        " (that port does not use TLS; amqps is usually on port 5671)"
     } else {
         ""
     }
@@ -102,8 +106,8 @@ mod tests {
         assert_eq!(files.root.as_deref(), Some(Path::new("/ca x.pem")));
         for (url, problem) in [
             ("amqps://mq/?verify=verify_none", "always verified"),
-            ("amqps://mq/?certfile=x", "the other one is missing"),
-            ("amqp://mq/?cacertfile=x", "are for amqps://"),
+            ("amqps://mq/?certfile=x", "one of them is missing"),
+            ("amqp://mq/?cacertfile=x", "require amqps://"),
         ] {
             let error = TlsFiles::taken_out_of(url).unwrap_err();
             assert!(error.contains(problem), "{error}");

@@ -111,12 +111,12 @@ impl Ledger {
             ("committed", self.committed as i64, "messages written in transactions that committed"),
             ("rolled back", self.rolled_back as i64, "messages written in transactions that did not"),
             ("acked", self.acked as i64, "different messages that the broker stored"),
-            ("effects", self.effects, "orders added up by the consumer"),
+            ("effects", self.effects, "orders that the consumer added to its totals"),
             ("duplicates suppressed", self.duplicates_suppressed, "deliveries that the inbox recognised"),
-            ("lost", self.lost as i64, "committed, but without an effect"),
-            ("ghosts", self.ghosts as i64, "at the broker, but never committed"),
-            ("repeated effects", self.repeated_effects as i64, "messages that counted more than once"),
-            ("out of order", self.out_of_order as i64, "first occurrences after a later one of their customer"),
+            ("lost", self.lost as i64, "messages that committed, but have no effect"),
+            ("ghosts", self.ghosts as i64, "messages at the broker that were never committed"),
+            ("repeated effects", self.repeated_effects as i64, "messages whose effect was applied more than once"),
+            ("out of order", self.out_of_order as i64, "messages first stored after a later one of the same customer"),
         ];
         let mut text = String::new();
         for (name, count, meaning) in rows {
@@ -169,5 +169,5 @@ fn rows(connection: &Connection, sql: &str) -> Result<HashMap<MessageId, i64>, F
 }
 
 fn parse(text: String) -> Result<MessageId, Failure> {
-    text.parse().map_err(|_| Failure::new(exit::FAILURE, format!("the demo's database holds {text:?} as an id")))
+    text.parse().map_err(|_| Failure::new(exit::FAILURE, format!("the demo's database contains {text:?} as an id")))
 }

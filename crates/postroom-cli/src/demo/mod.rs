@@ -1,5 +1,5 @@
-//! `postroom demo`: an order service on SQLite, a relay, an in-process broker and an inbox consumer, with everything going
-//! wrong that goes wrong in production. Ends with a ledger that is computed from the tables and the broker's log.
+//! `postroom demo`: an order service on SQLite, a relay, an in-process broker and an inbox consumer, with the failures that
+//! happen in production. It ends with a ledger that is computed from the tables and the broker's log.
 
 mod ledger;
 mod projection;
@@ -49,7 +49,7 @@ pub async fn demo(args: DemoArgs, json: bool) -> Result<(), Failure> {
         .map_err(|error| Failure::new(exit::FAILURE, format!("failed to create {}: {error}", dir.display())))?;
     let result = play(&dir, json).await;
     if temporary {
-        // Left-overs in the temporary folder harm nobody.
+        // Files left in the temporary folder do no harm.
         let _ = std::fs::remove_dir_all(&dir);
     }
     let ledger = result?;
@@ -132,22 +132,22 @@ async fn play(dir: &Path, json: bool) -> Result<Ledger, Failure> {
             crashed = true;
             if let Some(running) = consumer.take() {
                 running.abort();
-                // The abort is what was wanted.
+                // The abort is intended.
                 let _ = running.await;
             }
-            // One that dies between its commit and its ack: the message comes again, its effect must not.
+            // This one dies between its commit and its ack: the message is delivered again, but its effect must not be applied again.
             let (dying, seen) = consume(true)?;
             let _ = seen.await;
             dying.abort();
             let _ = dying.await;
             consumer = Some(consume(false)?.0);
             screen
-                .say("!! the consumer crashed after a commit, before the ack; a new one starts and gets it all again");
+                .say("!! the consumer crashed after a commit, before the ack; a new one starts and receives the message again");
         }
         if elapsed >= BROKER_STOPS_AT && !down {
             down = true;
             broker.stop();
-            screen.say("!! the broker is down; orders go on");
+            screen.say("!! the broker is down; orders are still written");
         }
         if elapsed >= BROKER_STARTS_AT && !up {
             up = true;
@@ -158,7 +158,7 @@ async fn play(dir: &Path, json: bool) -> Result<Ledger, Failure> {
             && let Some(close) = close.take()
         {
             let _ = close.send(());
-            screen.say("the shop closes; what is left is delivered");
+            screen.say("the shop closes; the remaining messages are delivered");
         }
         let quiet = close.is_none() && shop.is_finished() && ledger::is_drained(&files, &broker)?;
         if quiet || elapsed >= DEADLINE {

@@ -265,7 +265,7 @@ fn start_behind_a_pooler(cell: &mut Cell) -> &'static str {
         // One that began while the server behind the pooler was away runs on, and says what it finds when that is back.
         let says_so = || {
             let log = std::fs::read(&log).unwrap_or_default();
-            String::from_utf8_lossy(log.get(written..).unwrap_or_default()).contains("a connection pooler answers")
+            String::from_utf8_lossy(log.get(written..).unwrap_or_default()).contains("a connection pooler answered")
         };
         let since = Instant::now();
         let mut ended = false;

@@ -33,7 +33,8 @@ async fn survived(in_flight_max: usize, kills: usize, when: Kill) {
     broker.memory_alarm(true).unwrap();
     let client = rig.database.connect().await;
     let log = rig.dir.join("relay.log");
-    let waits = || std::fs::read_to_string(&log).unwrap_or_default().matches("the sink takes nothing for now").count();
+    let waits =
+        || std::fs::read_to_string(&log).unwrap_or_default().matches("the sink accepts nothing for now").count();
     for _ in 0..kills {
         let before = waits();
         let newest = "select coalesce(max(epoch), 0) from postroom.lanes";

@@ -72,7 +72,7 @@ async fn a_memory_alarm_of_the_broker_holds_everything_up_and_repeats_nothing() 
     broker.memory_alarm(true).unwrap();
     let log = rig.dir.join("relay.log");
     let said = |words: &str| std::fs::read_to_string(&log).unwrap().contains(words);
-    rig.until("the log tells of the alarm", async || said("the sink takes nothing for now")).await;
+    rig.until("the log tells of the alarm", async || said("the sink accepts nothing for now")).await;
     let client = rig.database.connect().await;
     rig.until("the relay has waited beyond its deadline, and the store knows it", async || {
         let sql = "select bool_or(sink_blocked and sink_down_since < clock_timestamp() - interval '7 s') from postroom.relays";
@@ -80,7 +80,7 @@ async fn a_memory_alarm_of_the_broker_holds_everything_up_and_repeats_nothing() 
     })
     .await;
     broker.memory_alarm(false).unwrap();
-    rig.until("the log tells of its end", async || said("the sink takes messages again")).await;
+    rig.until("the log tells of its end", async || said("the sink accepts messages again")).await;
     for writer in writers {
         writer.await.unwrap();
     }

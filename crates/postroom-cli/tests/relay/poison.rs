@@ -87,7 +87,7 @@ async fn a_message_that_kills_its_relay_every_time_travels_alone_in_the_end_and_
     rig.drained().await;
     assert_eq!(relay.terminate().0, Some(0));
     let cause = cause_of_death(&rig, id).await.unwrap();
-    assert!(cause.contains("relays in a row died with this message alone in flight"), "{cause}");
+    assert!(cause.contains("relays in a row died while this was the only message in flight"), "{cause}");
     println!("{deaths} relays died over it");
     judged(&rig, id, deaths * rig.in_flight_max).await;
 }

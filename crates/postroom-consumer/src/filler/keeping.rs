@@ -189,7 +189,7 @@ impl Keeping {
                 Ok(Some(kept)) => kept.into_iter().map(Fate::Kept).collect(),
                 Ok(None) => vec![Fate::Fenced],
                 Err(error) => {
-                    tracing::debug!("a batch goes one by one: {}", chain(&error));
+                    tracing::debug!("the messages of a batch are stored one by one: {}", chain(&error));
                     self.batch_max = 1;
                     return false;
                 }
@@ -245,9 +245,9 @@ impl Keeping {
                 Err(error) => {
                     tries += 1;
                     if error.is_transient() {
-                        tracing::debug!(id = %message.id, "the store says again: {}", chain(&error));
+                        tracing::debug!(id = %message.id, "the store failed temporarily, trying again: {}", chain(&error));
                     } else {
-                        tracing::error!(id = %message.id, "the store refuses, trying again: {}", chain(&error));
+                        tracing::error!(id = %message.id, "the store rejected a message, trying again: {}", chain(&error));
                     }
                     if stopped_before_try(&self.stopping, tries).await {
                         return Fate::Stopped;
@@ -277,7 +277,7 @@ impl Keeping {
     async fn asked<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
         let answered = tokio::time::timeout(STORE_PATIENCE, call).await;
         answered.unwrap_or_else(|elapsed| {
-            Err(StoreError::Unavailable { what: "hear from the store", source: elapsed.into() })
+            Err(StoreError::Unavailable { what: "get an answer from the store", source: elapsed.into() })
         })
     }
 }

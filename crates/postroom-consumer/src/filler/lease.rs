@@ -70,7 +70,7 @@ impl Lease<'_> {
                     tokio::time::sleep(self.every()).await;
                 }
                 Err(error) => {
-                    tracing::warn!(%consumer, "failed to see who fills the inbox, trying again in {retry:?}: {}", chain(&error));
+                    tracing::warn!(%consumer, "failed to find out who fills the inbox, trying again in {retry:?}: {}", chain(&error));
                     tokio::time::sleep(retry).await;
                     retry = (retry * 2).min(LOOK_RETRY_CAP);
                 }
@@ -99,7 +99,7 @@ impl Lease<'_> {
         }
         // Somebody was faster.
         self.keeper.filler().await?.map(Look::Theirs).ok_or_else(|| {
-            let source = "its row was deleted meanwhile".into();
+            let source = "its row was deleted in the meantime".into();
             StoreError::Busy { what: "take an inbox to fill", source }
         })
     }
@@ -114,12 +114,12 @@ impl Lease<'_> {
             match self.asked(self.keeper.renew(tenure, self.length, &said())).await {
                 Ok(true) => until = began + self.length,
                 Ok(false) => {
-                    tracing::warn!(%consumer, "another process has taken over filling the inbox; nothing more is kept here");
+                    tracing::warn!(%consumer, "another process has taken over filling the inbox; this one stores nothing more");
                     return;
                 }
                 Err(error) if Instant::now() >= until => {
                     tracing::warn!(
-                        %consumer, "the lease on the inbox could not be renewed in time; what was not kept goes back to the broker: {}",
+                        %consumer, "the lease on the inbox could not be renewed in time; unstored messages go back to the broker: {}",
                         chain(&error)
                     );
                     return;
@@ -142,7 +142,7 @@ impl Lease<'_> {
         let patience = STORE_PATIENCE.min(self.length);
         let answered = tokio::time::timeout(patience, question).await;
         answered.unwrap_or_else(|elapsed| {
-            Err(StoreError::Unavailable { what: "hear from the store", source: elapsed.into() })
+            Err(StoreError::Unavailable { what: "get an answer from the store", source: elapsed.into() })
         })
     }
 }

@@ -1,5 +1,5 @@
-//! Fills an inbox for applications that take messages from the store: of all processes that do it for one consumer, one at a
-//! time, the others stand by.
+//! Fills an inbox for applications that take messages from the store: of all processes that do this for one consumer, one fills
+//! at a time, and the others stand by.
 
 mod keeping;
 mod lease;
@@ -19,9 +19,9 @@ use lease::Lease;
 pub struct FillCounters {
     /// Kept in the inbox table.
     pub kept: u64,
-    /// Were there before, or handled.
+    /// Already there, or handled before.
     pub duplicates: u64,
-    /// Kept as dead ones, because they cannot be kept among those that wait.
+    /// Kept as dead letters, because they cannot be kept among the waiting ones.
     pub dead: u64,
     /// Given back to the broker.
     pub requeued: u64,
@@ -32,10 +32,10 @@ pub struct FillCounters {
 /// Why a filler stopped by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum FillerFailed {
-    /// A fault of the runtime itself.
+    /// The runtime itself failed.
     #[error("receive")]
     Worker(#[source] tokio::task::JoinError),
-    /// There is nothing to receive from.
+    /// It could not subscribe.
     #[error("subscribe")]
     Subscribe(#[source] BoxError),
 }
@@ -46,9 +46,9 @@ type Subscribe = dyn Fn() -> Result<Arc<dyn Subscription>, BoxError> + Send + Sy
 /// there with `postroom.inbox_take`.
 ///
 /// Start as many as you like for one consumer: one fills, by a lease in the store, and the others stand by. It is subscribed
-/// to the broker only while it holds the lease, and whatever it keeps is fenced by the lease's epoch, so one that hung and
-/// comes back keeps nothing. Order over a change of hands needs a broker that delivers to one subscription at a time: then
-/// what the last filler had not acked comes first.
+/// to the broker only while it holds the lease, and whatever it keeps is fenced by the lease's epoch, so a filler that hung and
+/// comes back stores nothing. Order across a takeover requires a broker that delivers to one subscription at a time: then
+/// the messages that the last filler had not acked come first.
 pub struct Filler {
     subscribe: Box<Subscribe>,
     keeper: Arc<dyn Keeper>,
@@ -58,7 +58,7 @@ pub struct Filler {
     live: Live<InboxNow>,
 }
 
-/// How an inbox stands in this process.
+/// The state of an inbox in this process.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct InboxNow {
     /// What was seen since the filler began.
@@ -70,8 +70,8 @@ pub struct InboxNow {
 }
 
 impl Filler {
-    /// A filler named `owner`, which is no other process's name. `subscribe` makes a new subscription for each time that this
-    /// one fills; when it is closed, the broker has back what it did not ack.
+    /// A filler named `owner`, a name that no other process has. `subscribe` makes a new subscription each time that this
+    /// filler starts to fill; when it is closed, the broker has back what was not acked.
     pub fn new(
         subscribe: impl Fn() -> Result<Arc<dyn Subscription>, BoxError> + Send + Sync + 'static,
         keeper: Arc<dyn Keeper>,
@@ -87,13 +87,13 @@ impl Filler {
         }
     }
 
-    /// Tells an observer what happens, once a batch.
+    /// Tells an observer what happens, once for each batch.
     pub fn observed_by(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = observer;
         self
     }
 
-    /// Says here how the inbox stands, after every batch.
+    /// Publishes the inbox's state here, after every batch.
     pub fn shown_in(mut self, live: Live<InboxNow>) -> Self {
         self.live = live;
         self
@@ -105,7 +105,7 @@ impl Filler {
         self
     }
 
-    /// Runs until `stop` resolves: then what is in work is finished, and the inbox is given back at once. A broker or a store
+    /// Runs until `stop` resolves: then it finishes the transaction in progress and gives the inbox back at once. A broker or a store
     /// that cannot be reached is tried again.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<FillCounters, FillerFailed> {
         let mut counters = FillCounters::default();

@@ -24,8 +24,8 @@ impl<'t> Inbox<Transaction<'t>> for Postgres {
 }
 
 impl Postgres {
-    /// Has the effect once: begins a transaction, claims `(consumer, id)`, runs `effect` if it was not claimed before, and
-    /// commits. Ack the message after this returned, and only then. An error, a panic or a crash rolls back claim and
+    /// Applies the effect once: begins a transaction, claims `(consumer, id)`, runs `effect` if it was not claimed before, and
+    /// commits. Ack the message only after this has returned. An error, a panic or a crash rolls back claim and
     /// effect together, and so does dropping the future.
     ///
     /// `lock_timeout` of the connection bounds the wait behind a concurrent duplicate; it counts as transient, like a
@@ -44,7 +44,7 @@ impl Postgres {
             effect(&mut tx).await.map_err(effect_error)?;
             // An effect that swallowed a database error left the transaction aborted, and the server answers COMMIT
             // with a silent rollback. This statement fails there instead.
-            tx.batch_execute("select 1").await.map_err(store("have the effect: its transaction is aborted"))?;
+            tx.batch_execute("select 1").await.map_err(store("apply the effect: its transaction is aborted"))?;
         }
         tx.commit().await.map_err(store("commit the effect"))?;
         Ok(admission)
@@ -54,7 +54,7 @@ impl Postgres {
 /// A database error inside the effect is sorted like one of ours: a deadlock there is transient too.
 fn effect_error(error: BoxError) -> OnceError {
     match error.downcast::<tokio_postgres::Error>() {
-        Ok(error) => OnceError::Store(store_error("have the effect", *error)),
+        Ok(error) => OnceError::Store(store_error("apply the effect", *error)),
         Err(error) => OnceError::Effect(error),
     }
 }

@@ -20,7 +20,7 @@ impl Transactions for SqlxPostgres {
 
 /// Takes a worker's transactions from the application's pool, which needs a connection for each worker and two more.
 ///
-/// A handler that hangs in a query is given up, and its connection is the pool's again when the server is done with the
+/// A handler that hangs in a query is abandoned, and its connection returns to the pool when the server has finished the
 /// query: set `statement_timeout` on the pool.
 #[derive(Debug, Clone)]
 pub struct SqlxSession {
@@ -119,7 +119,7 @@ impl Driver for SqlxPostgres {
 async fn commit(mut tx: Transaction<'_, sqlx::Postgres>) -> Result<(), StoreError> {
     // An aborted transaction answers COMMIT with a silent rollback; this statement fails there instead.
     let looked = sqlx::query("select 1").execute(&mut *tx).await;
-    looked.map_err(|error| store_error("have the effect: its transaction is aborted", error))?;
+    looked.map_err(|error| store_error("apply the effect: its transaction is aborted", error))?;
     tx.commit().await.map_err(|error| store_error("commit the effect", error))
 }
 

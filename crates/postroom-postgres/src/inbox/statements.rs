@@ -247,7 +247,8 @@ pub(crate) async fn filler<D: Driver>(
     consumer: &Consumer,
 ) -> Result<Option<FillerSeen>, StoreError> {
     let values = [Value::Text(consumer.as_str())];
-    let asked = Asked { what: "look who fills an inbox", sql: include_str!("sql/filler_seen.sql"), values: &values };
+    let asked =
+        Asked { what: "find out who fills an inbox", sql: include_str!("sql/filler_seen.sql"), values: &values };
     let rows = D::rows(tx, asked).await?;
     let Some(row) = rows.first() else { return Ok(None) };
     Ok(Some(FillerSeen {

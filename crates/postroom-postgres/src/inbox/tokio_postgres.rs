@@ -23,7 +23,7 @@ impl Transactions for Postgres {
     type Tx<'c> = Transaction<'c>;
 }
 
-/// A worker's connection, opened when it is needed and again after it broke. What is under way when it is dropped is
+/// A worker's connection, opened when it is needed and again after it broke. A statement that runs when it is dropped is
 /// cancelled at the server.
 pub struct PostgresSession {
     connector: Connector,
@@ -179,7 +179,7 @@ impl Driver for Postgres {
 async fn commit(tx: Transaction<'_>) -> Result<(), StoreError> {
     // A handler that swallowed a database error left the transaction aborted, and the server answers COMMIT with a silent
     // rollback. This statement fails there instead.
-    tx.batch_execute("select 1").await.map_err(|error| told("have the effect: its transaction is aborted", error))?;
+    tx.batch_execute("select 1").await.map_err(|error| told("apply the effect: its transaction is aborted", error))?;
     tx.commit().await.map_err(|error| told("commit the effect", error))
 }
 

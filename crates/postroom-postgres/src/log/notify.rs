@@ -39,7 +39,7 @@ impl Notifier {
                 loop {
                     asked.notified().await;
                     if let Err(error) = client.batch_execute(&format!("notify {CHANNEL}")).await {
-                        tracing::debug!(%error, "a notification was not sent; relays poll");
+                        tracing::debug!(%error, "a notification was not sent; relays find the messages by polling");
                         break;
                     }
                     tokio::time::sleep(at_most_every).await;
@@ -73,7 +73,7 @@ impl Listener {
             loop {
                 match listen(&connector, &heard, &wakes).await {
                     Ok(()) => tracing::debug!("the listening connection ended"),
-                    Err(error) => tracing::debug!(%error, "listening failed; relays poll"),
+                    Err(error) => tracing::debug!(%error, "listening failed; the relay keeps polling"),
                 }
                 tokio::time::sleep(PAUSE).await;
             }

@@ -49,7 +49,7 @@ pub(crate) struct ParkedRow {
 
 impl Read {
     pub fn of(rows: &[Row]) -> Result<Self, StoreError> {
-        let (header, rows) = rows.split_first().ok_or_else(|| unreadable("the read brought no snapshot".into()))?;
+        let (header, rows) = rows.split_first().ok_or_else(|| unreadable("the read returned no snapshot".into()))?;
         let snapshot: Arc<str> = get::<String>(header, "topic")?.into();
         let xmax = xmax(&snapshot).ok_or_else(|| unreadable(format!("snapshot {snapshot:?}").into()))?;
         let registered: bool = get(header, "wanted")?;
@@ -122,7 +122,7 @@ impl ParkedRow {
 
 /// How many lanes are this relay's share, and which it was granted.
 pub(crate) fn granted(rows: &[Row]) -> Result<(usize, Vec<Granted<Position>>), StoreError> {
-    let (share, granted) = rows.split_first().ok_or_else(|| unreadable("the renewal brought no share".into()))?;
+    let (share, granted) = rows.split_first().ok_or_else(|| unreadable("the renewal returned no share".into()))?;
     let share = usize::try_from(get::<i64>(share, 1)?).map_err(|error| unreadable(error.into()))?;
     Ok((share, granted.iter().map(granted_lane).collect::<Result<_, _>>()?))
 }

@@ -74,7 +74,7 @@ pub(crate) async fn act_on_dead(
             }
             Err(error) if done.is_empty() => return Err(error),
             Err(error) => {
-                let source = format!("{} are given back already, see postroom.audit: {error}", done.len()).into();
+                let source = format!("{} were already given back, see postroom.audit: {error}", done.len()).into();
                 return Err(StoreError::Refused { what: "give the rest of the dead letters back", source });
             }
         }

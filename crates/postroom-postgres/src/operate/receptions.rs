@@ -1,6 +1,6 @@
 //! One message at the receiving end, for an operator who asks why it has no effect.
 
-use postroom::{BoxError, FailedAttempt, MessageId, ReceivedPlace, Reception, StoreError};
+use postroom::{BoxError, FailedAttempt, MessageId, ReceivedPlace, Reception, StoreError, lasting};
 use tokio_postgres::Row;
 
 use crate::connect::Connector;
@@ -22,7 +22,7 @@ pub(crate) async fn receptions(connector: &Connector, id: MessageId) -> Result<V
 
 fn reception(row: &Row) -> Result<Reception, tokio_postgres::Error> {
     let text = |column| Ok(row.try_get::<_, Option<Text>>(column)?.map(|text| text.text));
-    let seconds = |column| Ok(format!("{:.1} s", row.try_get::<_, Option<f64>>(column)?.unwrap_or_default()));
+    let seconds = |column| Ok(lasting(row.try_get::<_, Option<f64>>(column)?.unwrap_or_default()));
     let history = |column| -> Result<Vec<FailedAttempt>, tokio_postgres::Error> {
         Ok(serde_json::from_str(&text(column)?.unwrap_or_default()).unwrap_or_default())
     };
@@ -33,7 +33,7 @@ fn reception(row: &Row) -> Result<Reception, tokio_postgres::Error> {
         let error = text("error")?.unwrap_or_default();
         because.push(format!("it died {} ago, {cause} after {attempts} attempts: {error}", seconds("died_ago")?));
         because.push(
-            "`postroom dead retry --side in` gives it back to its consumer, `postroom dead discard --side in` gives it up"
+            "`postroom dead retry --side in` gives it back to its consumer, `postroom dead discard --side in` deletes it"
                 .to_owned(),
         );
         let (state, history) = (ReceivedPlace::Dead, history("dead_history")?);
@@ -42,7 +42,9 @@ fn reception(row: &Row) -> Result<Reception, tokio_postgres::Error> {
     let Some(state) = text("state")? else {
         because.push(match text("discarded")? {
             Some(discarded) => format!("it was dead, and an operator discarded it ({discarded})"),
-            None => format!("it was claimed {} ago, in the transaction that holds its effect", seconds("claimed_ago")?),
+            None => {
+                format!("it was claimed {} ago, in the transaction that contains its effect", seconds("claimed_ago")?)
+            }
         });
         let (state, attempts) = (ReceivedPlace::Claimed, 0);
         return Ok(Reception { consumer, state, key, attempts, because, history: Vec::new() });
@@ -56,12 +58,15 @@ fn reception(row: &Row) -> Result<Reception, tokio_postgres::Error> {
         }
         ("claimed", _) => {
             let worker = text("claimed_by")?.unwrap_or_else(|| "a worker".to_owned());
-            because.push(format!("{worker} has it; the claim ends in {} unless it is renewed", seconds("due_in")?));
+            because.push(format!(
+                "{worker} is handling it; the claim expires in {} unless it is renewed",
+                seconds("due_in")?
+            ));
             ReceivedPlace::InWork
         }
         ("early" | "aside", _) => {
             because.push(format!(
-                "an earlier version of its aggregate is missing; it waits for that one for {} at most",
+                "an earlier version of its aggregate is missing; it waits for that version for at most {}",
                 seconds("due_in")?
             ));
             ReceivedPlace::Early
@@ -71,7 +76,7 @@ fn reception(row: &Row) -> Result<Reception, tokio_postgres::Error> {
             ReceivedPlace::Retry
         }
         _ => {
-            because.push("nobody has taken it yet".to_owned());
+            because.push("no worker has taken it yet".to_owned());
             ReceivedPlace::Waiting
         }
     };

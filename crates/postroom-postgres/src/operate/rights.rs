@@ -80,7 +80,7 @@ pub(crate) async fn check(connector: &Connector, needs: Needs) -> Result<Vec<Fin
         .map_err(failed)?;
     let role: String = there.try_get(1).map_err(failed)?;
     if !there.try_get::<_, bool>(0).map_err(failed)? {
-        let advice = "run `postroom migrate` on it as the role that is to own the schema";
+        let advice = "run `postroom migrate` on it as the role that will own the schema";
         findings.push(Finding::bad("there is no schema postroom in this database", advice));
         return Ok(findings);
     }

@@ -73,7 +73,7 @@ pub(crate) async fn with_blockers(connector: &Connector, error: StoreError) -> S
         return StoreError::Busy { what, source };
     }
     let told = match blockers(connector).await {
-        Ok(blockers) if blockers.is_empty() => "whoever held it has let it go; try again".to_owned(),
+        Ok(blockers) if blockers.is_empty() => "it has been released; try again".to_owned(),
         Ok(blockers) => format!("{}; end that transaction, or wait for it, and try again", blockers.join("; ")),
         Err(_) => "try again; pg_locks and pg_stat_activity show who holds it".to_owned(),
     };
@@ -87,6 +87,6 @@ async fn blockers(connector: &Connector) -> Result<Vec<String>, StoreError> {
     let rows = tx
         .query(include_str!("sql/blockers.sql"), &[])
         .await
-        .map_err(|error| store_error("look who holds locks", error))?;
+        .map_err(|error| store_error("find out who holds locks", error))?;
     Ok(rows.iter().filter_map(|row| row.try_get(0).ok()).collect())
 }

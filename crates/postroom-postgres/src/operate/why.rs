@@ -1,6 +1,6 @@
 //! One message's life, for an operator who asks why it has not arrived.
 
-use postroom::{BoxError, MessageId, ParkedState, Place, StoreError, Whereabouts};
+use postroom::{BoxError, MessageId, ParkedState, Place, StoreError, Whereabouts, lasting};
 use tokio_postgres::Row;
 
 use crate::connect::Connector;
@@ -25,7 +25,7 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
     let route: String = row.try_get("name")?;
     let key = row.try_get::<_, Option<Text>>("key")?.map(|key| key.text);
     let seconds = |column: &str| -> Result<String, tokio_postgres::Error> {
-        Ok(row.try_get::<_, Option<f64>>(column)?.map_or_else(String::new, |s| format!("{s:.1} s")))
+        Ok(row.try_get::<_, Option<f64>>(column)?.map_or_else(String::new, lasting))
     };
     let (mut attempts, mut history) = (0, Vec::new());
     let parked: Option<String> = row.try_get("state")?;
@@ -37,7 +37,7 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
                 because.push(format!("relay {owner} holds its lane"));
                 if let Some(error) = row.try_get::<_, Option<String>>("sink_error")? {
                     let blocked: Option<bool> = row.try_get("sink_blocked")?;
-                    let what = if blocked == Some(true) { "takes nothing" } else { "has been down" };
+                    let what = if blocked == Some(true) { "has accepted nothing" } else { "has been down" };
                     because.push(format!("that relay's sink {what} for {}: {error}", seconds("sink_down_for")?));
                 }
             }
@@ -45,7 +45,8 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         }
         if row.try_get::<_, i32>("deaths")? > 0 {
             let deaths: i32 = row.try_get("deaths")?;
-            because.push(format!("{deaths} relays in a row died holding its lane; it is relayed in small steps"));
+            because
+                .push(format!("{deaths} relays in a row died while they held its lane; it is relayed in small steps"));
         }
         Ok(())
     };
@@ -67,7 +68,7 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         history = serde_json::from_str(row.try_get("dead_history")?).unwrap_or_default();
         let error: String = row.try_get("error")?;
         because.push(format!("it died {} ago, {cause} after {attempts} attempts: {error}", seconds("died_ago")?));
-        because.push("`postroom dead retry` sends it again, `postroom dead discard` gives it up".to_owned());
+        because.push("`postroom dead retry` sends it again, `postroom dead discard` deletes it".to_owned());
         Place::Dead
     } else if let Some(parked) = parked {
         attempts = row.try_get("attempts")?;
@@ -82,7 +83,7 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
             _ if blocked.is_some() => Place::Blocked,
             _ => match behind {
                 Some(head) => {
-                    because.push(format!("it waits behind message {head} of its key, which waits itself"));
+                    because.push(format!("it waits behind message {head} of its key, which itself waits"));
                     Place::Queued
                 }
                 None => {
@@ -108,8 +109,8 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         Place::NotTaken
     } else if passed && row.try_get::<_, bool>("before_rebase")? {
         because.push(
-            "the route had passed it when the database was restored or replaced; whether the broker has it, this database does \
-             not know"
+            "the route had passed it when the database was restored or replaced; this database does not know whether \
+             the broker has it"
                 .to_owned(),
         );
         Place::Passed
@@ -135,7 +136,7 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
             because.push(format!("it is delayed and due in {}", seconds("visible_in")?));
         }
         because.push(match before {
-            0 => "it is the next of its lane, or in a relay's hands".to_owned(),
+            0 => "it is the next message of its lane, or a relay has already claimed it".to_owned(),
             _ => {
                 format!("{before}{} messages of its lane are before it", if before >= 10_000 { " or more" } else { "" })
             }

@@ -8,8 +8,8 @@ use tokio_postgres::types::ToSql;
 use crate::Postgres;
 
 impl Postgres {
-    /// Executes a business statement that must change exactly `rows` rows. Any error means that the transaction is to be
-    /// dropped, which rolls back everything in it, the messages too.
+    /// Executes a business statement that must change exactly `rows` rows. After any error, drop the
+    /// transaction, which rolls back everything in it, the messages too.
     pub async fn execute_guarded(
         &self,
         tx: &Transaction<'_>,

@@ -44,7 +44,7 @@ async fn a_relay_behind_a_pooler_is_refused_in_words_and_leaves_no_setting_in_se
         }
         let Err(error) = LogSource::open(&Store::of(through), &route(), "relay").await else { panic!("it opened") };
         let shown = format!("{error}: {}", std::error::Error::source(&error).unwrap());
-        assert!(shown.contains("pooler") && shown.contains("leads to PostgreSQL itself"), "{shown}");
+        assert!(shown.contains("pooler") && shown.contains("connects to PostgreSQL directly"), "{shown}");
         assert!(!error.is_transient());
         assert_eq!(settings_behind(&pooler, &name).await, before);
     }

@@ -109,3 +109,20 @@ async fn topics_added_by_a_rolling_restart_are_taken_by_every_relay_at_once() {
     assert_eq!((row.get::<_, &str>(1), row.get::<_, &str>(2)), ("key", "block"));
     assert_eq!((row.get::<_, i32>(3), row.get::<_, i64>(4)), (2, 2), "each change is kept");
 }
+
+#[tokio::test]
+async fn a_schema_that_is_too_new_for_the_program_is_refused_with_both_numbers() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    client.batch_execute("update postroom.settings set oldest_program = 99").await.unwrap();
+    let store = postroom_postgres::Database::new(database.url()).unwrap();
+    let refused = postroom_postgres::LogSource::open(&store, &crate::setup::route(), "relay").await.err().unwrap();
+    let refused = refused.to_string();
+    assert!(refused.contains("version 99") && refused.contains("newer postroom"), "{refused}");
+    // A schema that is newer, and works with this program.
+    client
+        .batch_execute("update postroom.settings set oldest_program = 13; insert into postroom.migrations values (99, 'later', 'x')")
+        .await
+        .unwrap();
+    postroom_postgres::LogSource::open(&store, &crate::setup::route(), "relay").await.unwrap();
+}

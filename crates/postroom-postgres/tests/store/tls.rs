@@ -86,8 +86,8 @@ fn files_that_are_not_what_they_should_be_are_named() {
     let (root, key) = (ca.root.display(), ca.client.key.display());
     for (query, expected) in [
         ("sslrootcert=/nowhere.pem".to_owned(), "sslrootcert /nowhere.pem"),
-        (format!("sslrootcert={key}"), "there is no certificate in PEM"),
-        (format!("sslcert={root}"), "the other one is missing"),
+        (format!("sslrootcert={key}"), "the file has no certificate in PEM"),
+        (format!("sslcert={root}"), "one of them is missing"),
         (format!("sslcert={root}&sslkey={root}"), "sslkey "),
         ("sslmode=prefer".to_owned(), "would send the password"),
     ] {

@@ -71,7 +71,7 @@ impl Engine {
         let with_sink = std::mem::take(&mut held.with_sink);
         let (id, lane, attempts) = (held.delivery.message.id, held.delivery.lane, held.delivery.attempts);
         if deaths >= DEATHS_MAX {
-            let error = format!("{deaths} relays in a row died with this message alone in flight");
+            let error = format!("{deaths} relays in a row died while this was the only message in flight");
             waits_in.iter().for_each(|key| self.keys.hold(key));
             self.bury(token, attempts.saturating_add(1), Cause::Poison, error);
             return true;
@@ -82,8 +82,8 @@ impl Engine {
         }
         let died = deaths.saturating_add(doubts);
         let error = format!(
-            "{died} relays ended while this message was alone in flight, and nothing was stored since this one began: \
-             others go first, to see whether the sink takes them"
+            "{died} relays ended while this was the only message in flight, and nothing has been stored since this relay started: \
+             other messages are sent first, to see whether the sink accepts them"
         );
         let after = self.options.retry.wait(doubts.max(1), self.chance.next());
         self.counters.retried += 1;

@@ -3,7 +3,7 @@
 //!
 //! Invariants: of a key, at most one delivery is with the sink (with pipelined order: one run, in one batch); a delivery is
 //! settled as done only after a verdict of `Stored` or `Skipped` on its message; what is claimed from the outbox and not
-//! passed by the stored position never exceeds `in_flight_max`; an unreachable sink or store burns no attempt.
+//! passed by the stored position never exceeds `in_flight_max`; an unreachable sink or store uses up no attempt.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -29,7 +29,8 @@ impl FillerStore for Sqlite {
             })
         };
         let consumer = consumer.clone();
-        tx.stored("look who fills an inbox", move |tx| tx.query_row(&sql, [consumer.as_str()], seen).optional()).await
+        tx.stored("find out who fills an inbox", move |tx| tx.query_row(&sql, [consumer.as_str()], seen).optional())
+            .await
     }
 
     async fn take_inbox(

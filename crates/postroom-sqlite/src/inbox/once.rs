@@ -23,8 +23,8 @@ impl Sqlite {
         Ok(if claimed == 1 { Admission::New } else { Admission::Duplicate })
     }
 
-    /// Has the effect once: claims `(consumer, id)`, runs `effect` if it was not claimed before, and commits both
-    /// together. Ack the message after this returned, and only then. Blocks, as rusqlite does.
+    /// Applies the effect once: claims `(consumer, id)`, runs `effect` if it was not claimed before, and commits both
+    /// together. Ack the message only after this has returned. Blocks, as rusqlite does.
     pub fn once_blocking(
         &self,
         connection: &mut Connection,

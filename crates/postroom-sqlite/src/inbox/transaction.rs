@@ -24,7 +24,7 @@ const INTERRUPT_EVERY: Duration = Duration::from_millis(10);
 
 /// There is no transaction any more.
 #[derive(Debug, thiserror::Error)]
-#[error("its transaction was ended by a statement in it, or by giving up what ran in it")]
+#[error("its transaction was ended by a statement in it, or because a statement in it was cancelled")]
 pub(crate) struct Ended;
 
 /// An open immediate transaction on a worker's own connection; rolled back when it is dropped.
@@ -35,8 +35,8 @@ pub struct SqliteTransaction<'c> {
 }
 
 impl SqliteTransaction<'_> {
-    /// Runs statements of this transaction on a thread that may block. Giving up the future interrupts what runs and ends the
-    /// transaction. Once it has ended nothing runs any more, because each statement would be committed by itself.
+    /// Runs statements of this transaction on a thread that may block. Dropping the future interrupts the statement and ends the
+    /// transaction. After its end nothing runs any more, because each statement would be committed by itself.
     ///
     /// The closure moves to another thread, so it takes copies of what it needs.
     pub async fn run<T: Send + 'static>(

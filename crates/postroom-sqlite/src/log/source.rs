@@ -78,7 +78,7 @@ impl SqliteSource {
             tracing::warn!(
                 route = options.route, topics = %settings.topics, order = settings.order.map(|order| order.as_str()),
                 on_dead = settings.on_dead.map(|on_dead| on_dead.as_str()),
-                "the route has other settings than this relay's configuration, and they are what counts: a relay that starts \
+                "the route's stored settings differ from this relay's configuration and take precedence: a relay that starts \
                  only adds topics and makes order and on_dead stricter. `postroom routes set` changes them"
             );
         }
@@ -423,7 +423,7 @@ impl Inner {
             }
             Ok(_) => Some(HashSet::new()),
             Err(error) => {
-                tracing::warn!(%error, "the position could not be written; it is with the next settling");
+                tracing::warn!(%error, "the position could not be saved; it will be saved when messages are settled next");
                 None
             }
         };
@@ -525,8 +525,8 @@ fn tell_new_seqs(route: &str, moved: usize) {
     tracing::warn!(
         route,
         moved,
-        "the outbox was emptied and counts from one again: messages that would have hidden below the position got new seqs; \
-         nothing was passed over, some may be sent again"
+        "the outbox was emptied and its seq starts at one again: messages that would have been missed got new seqs; \
+         no message was skipped, some may be sent again"
     );
 }
 

@@ -1,6 +1,6 @@
 //! One message at the receiving end, for an operator who asks why it has no effect.
 
-use postroom::{MessageId, ReceivedPlace, Reception, StoreError};
+use postroom::{MessageId, ReceivedPlace, Reception, StoreError, lasting};
 use rusqlite::{Connection, Row};
 
 use crate::connect::{NOW, store_error};
@@ -32,8 +32,7 @@ pub(crate) fn receptions(connection: &Connection, id: MessageId) -> Result<Vec<R
 }
 
 fn reception(row: &Row<'_>) -> Result<Reception, rusqlite::Error> {
-    let seconds =
-        |column| Ok::<_, rusqlite::Error>(format!("{:.1} s", row.get::<_, Option<f64>>(column)?.unwrap_or_default()));
+    let seconds = |column| Ok::<_, rusqlite::Error>(lasting(row.get::<_, Option<f64>>(column)?.unwrap_or_default()));
     let history = |column| {
         let text: Option<String> = row.get(column)?;
         Ok::<_, rusqlite::Error>(serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default())
@@ -44,7 +43,7 @@ fn reception(row: &Row<'_>) -> Result<Reception, rusqlite::Error> {
         let (attempts, error): (i64, String) = (row.get(9)?, row.get(11)?);
         because.push(format!("it died {} ago, {cause} after {attempts} attempts: {error}", seconds(12)?));
         because.push(
-            "`postroom dead retry --side in` gives it back to its consumer, `postroom dead discard --side in` gives it up"
+            "`postroom dead retry --side in` gives it back to its consumer, `postroom dead discard --side in` deletes it"
                 .to_owned(),
         );
         return Ok(Reception { consumer, state: ReceivedPlace::Dead, key, attempts, because, history: history(13)? });
@@ -52,7 +51,7 @@ fn reception(row: &Row<'_>) -> Result<Reception, rusqlite::Error> {
     let Some(state) = row.get::<_, Option<String>>(1)? else {
         because.push(match row.get::<_, Option<String>>(15)? {
             Some(discarded) => format!("it was dead, and an operator discarded it ({discarded})"),
-            None => format!("it was claimed {} ago, in the transaction that holds its effect", seconds(14)?),
+            None => format!("it was claimed {} ago, in the transaction that contains its effect", seconds(14)?),
         });
         let state = ReceivedPlace::Claimed;
         return Ok(Reception { consumer, state, key, attempts: 0, because, history: Vec::new() });
@@ -62,12 +61,12 @@ fn reception(row: &Row<'_>) -> Result<Reception, rusqlite::Error> {
     let state = match (state.as_str(), behind) {
         ("claimed", _) => {
             let worker = row.get::<_, Option<String>>(7)?.unwrap_or_else(|| "a worker".to_owned());
-            because.push(format!("{worker} has it; the claim ends in {} unless it is renewed", seconds(6)?));
+            because.push(format!("{worker} is handling it; the claim expires in {} unless it is renewed", seconds(6)?));
             ReceivedPlace::InWork
         }
         ("early", _) => {
             because.push(format!(
-                "an earlier version of its aggregate is missing; it waits for that one for {} at most",
+                "an earlier version of its aggregate is missing; it waits for that version for at most {}",
                 seconds(6)?
             ));
             ReceivedPlace::Early
@@ -81,7 +80,7 @@ fn reception(row: &Row<'_>) -> Result<Reception, rusqlite::Error> {
             ReceivedPlace::Retry
         }
         _ => {
-            because.push("nobody has taken it yet".to_owned());
+            because.push("no worker has taken it yet".to_owned());
             ReceivedPlace::Waiting
         }
     };

@@ -1,6 +1,6 @@
 //! One message's life, for an operator who asks why it has not arrived.
 
-use postroom::{MessageId, ParkedState, Place, StoreError, Whereabouts};
+use postroom::{MessageId, ParkedState, Place, StoreError, Whereabouts, lasting};
 use rusqlite::{Connection, Row};
 
 use crate::connect::{NOW, store_error};
@@ -55,14 +55,14 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
     let state = if let Some(cause) = cause {
         (attempts, history) = (row.get(8)?, read(row.get(11)?));
         because.push(format!("{cause} after {attempts} attempts: {}", row.get::<_, String>(10)?));
-        because.push("`postroom dead retry` sends it again, `postroom dead discard` gives it up".to_owned());
+        because.push("`postroom dead retry` sends it again, `postroom dead discard` deletes it".to_owned());
         Place::Dead
     } else if let Some(parked) = parked {
         (attempts, history) = (row.get(4)?, read(row.get(7)?));
         let behind: Option<String> = row.get(15)?;
         match behind {
             Some(head) => because.push(format!("it waits behind message {head} of its key")),
-            None => because.push(format!("it is due in {:.1} s", row.get::<_, f64>(6)?)),
+            None => because.push(format!("it is due in {}", lasting(row.get::<_, f64>(6)?))),
         }
         because.extend(row.get::<_, Option<String>>(5)?.map(|error| format!("its last error: {error}")));
         match ParkedState::of(&parked) {
@@ -88,7 +88,7 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
         Place::Acked
     } else {
         because.push(match row.get::<_, i64>(14)? {
-            0 => "it is the next one, or in a relay's hands".to_owned(),
+            0 => "it is the next message, or a relay has already claimed it".to_owned(),
             1 => "1 message is before it".to_owned(),
             before => format!("{before} messages are before it"),
         });
@@ -101,9 +101,10 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
             None => "no relay holds its lane: start one with `postroom run`".to_owned(),
         });
         if let (Some(error), Some(_)) = (row.get::<_, Option<String>>(19)?, row.get::<_, Option<String>>(13)?) {
-            let what = if row.get::<_, Option<bool>>(20)? == Some(true) { "takes nothing" } else { "has been down" };
+            let what =
+                if row.get::<_, Option<bool>>(20)? == Some(true) { "has accepted nothing" } else { "has been down" };
             let since = row.get::<_, Option<f64>>(21)?.unwrap_or_default();
-            because.push(format!("that relay's sink {what} for {since:.1} s: {error}"));
+            because.push(format!("that relay's sink {what} for {}: {error}", lasting(since)));
         }
     }
     Ok(Whereabouts { route: row.get(0)?, state, key: row.get(1)?, attempts, because, history })

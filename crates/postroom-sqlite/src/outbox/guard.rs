@@ -6,8 +6,8 @@ use rusqlite::{Params, Transaction, ffi};
 use crate::Sqlite;
 
 impl Sqlite {
-    /// Executes a business statement that must change exactly `rows` rows. Any error means that the transaction is to be
-    /// dropped, which rolls back everything in it, the messages too.
+    /// Executes a business statement that must change exactly `rows` rows. After any error, drop the
+    /// transaction, which rolls back everything in it, the messages too.
     pub fn execute_guarded_blocking(
         &self,
         tx: &Transaction<'_>,

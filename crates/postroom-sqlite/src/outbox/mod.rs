@@ -1,5 +1,6 @@
 //! The writer's end: messages enter the outbox in the caller's transaction.
 
+#[cfg(any(feature = "rusqlite", feature = "sqlx"))]
 pub(crate) mod columns;
 #[cfg(feature = "rusqlite")]
 mod guard;

@@ -98,7 +98,7 @@ impl LogSource {
                     why = format!("{why}: {inner}");
                     cause = inner.source();
                 }
-                tracing::warn!(route = route.name, "the route is not registered yet, it will be tried again: {why}");
+                tracing::warn!(route = route.name, "the route is not registered yet, trying again: {why}");
             }
             registered => registered?,
         }
@@ -211,7 +211,7 @@ impl LogSource {
         };
         let Marked { token, lane, epoch, seq } = marked;
         let generation = self.state().generation;
-        link.call(generation, "take the note off a message", async |session| {
+        link.call(generation, "clear the note about a message", async |session| {
             let (route, owner) = (&self.route.name, &self.owner);
             let sql = include_str!("../sql/unmark.sql");
             session.client.execute(sql, &[route, &lane, &epoch, owner, &seq, &through]).await
@@ -303,7 +303,7 @@ impl LogSource {
             } else {
                 "the route was deleted"
             };
-            let source = format!("{what}; it is put right at the next renewal").into();
+            let source = format!("{what}; this is corrected at the next renewal").into();
             return Err(StoreError::Busy { what: "claim messages", source });
         }
         let places = if want.single { 1 } else { want.messages };
@@ -485,7 +485,7 @@ impl Source for LogSource {
         let row = self
             .links
             .writes
-            .call(generation, "note the message that travels alone", async |session| {
+            .call(generation, "note the message that is published alone", async |session| {
                 let sql = include_str!("../sql/mark_alone.sql");
                 let (route, owner) = (&self.route.name, &self.owner);
                 session.client.query_opt(sql, &[route, &lane, &epoch, owner, &seq, &proven]).await
@@ -533,7 +533,7 @@ impl Source for LogSource {
         let due = self.state().book.due(now, self.positions_every);
         if due && let Err(error) = self.write_positions().await {
             // Everything durable is recorded; the positions are kept and written with the next settling.
-            tracing::warn!(%error, "positions could not be written; they are with the next settling");
+            tracing::warn!(%error, "positions could not be saved; they will be saved when messages are settled next");
         }
         let mut state = self.state();
         settled.unwritten = state.book.has_unwritten();

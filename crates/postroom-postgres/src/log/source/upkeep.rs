@@ -18,7 +18,7 @@ use crate::operate::rights::missing_grants;
 /// After a try to put positions right that met an open transaction.
 const MEND_AGAIN: Duration = Duration::from_secs(10);
 const MEND_AGAIN_MAX: Duration = Duration::from_secs(60);
-const REPAIR: &str = "put the positions right after the database was changed";
+const REPAIR: &str = "correct the positions after the database was changed";
 /// Longer than any rewrite of an outbox.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -29,7 +29,7 @@ impl LogSource {
         let lacking = self
             .links
             .writes
-            .call(generation, "look at the rights of this role", async |session| {
+            .call(generation, "check the rights of this role", async |session| {
                 missing_grants(&session.client, Needs { relay: true, filler: false }).await
             })
             .await?;
@@ -72,13 +72,15 @@ impl LogSource {
         }
         if !missing.is_empty() {
             return Err(StoreError::Schema {
-                problem: format!("it is not whole: missing {}", missing.join(", ")),
-                hint: "finish the restore that made it, or run `postroom migrate` on an empty database",
+                problem: format!("it is incomplete: missing {}", missing.join(", ")),
+                hint: "finish the restore that created it, or run `postroom migrate` on an empty database",
             });
         }
         if cache != 1 {
             return Err(StoreError::Schema {
-                problem: format!("postroom.outbox_seq_seq caches {cache} values a session, which would lose messages"),
+                problem: format!(
+                    "postroom.outbox_seq_seq caches {cache} values for each session, which would lose messages"
+                ),
                 hint: "run `alter sequence postroom.outbox_seq_seq cache 1` and reconnect the writers",
             });
         }
@@ -123,7 +125,7 @@ impl LogSource {
             let topics = topics_now.join(", ");
             tracing::warn!(
                 %route, %topics, order = %order_now, on_dead = %on_dead_now,
-                "the route has other settings than this relay's configuration, and they are what counts: a relay that starts \
+                "the route's stored settings differ from this relay's configuration and take precedence: a relay that starts \
                  only adds topics and makes order and on_dead stricter. `postroom routes set` changes them"
             );
         }
@@ -141,7 +143,7 @@ impl LogSource {
         if let Some(RepairPause { until, why, .. }) = &repair.pause
             && Instant::now() < *until
         {
-            let source = format!("{why}; the next try is after a pause").into();
+            let source = format!("{why}; trying again after a pause").into();
             return Err(StoreError::Busy { what: REPAIR, source });
         }
         if !self.is_needed(generation, condition).await? {
@@ -165,7 +167,7 @@ impl LogSource {
         let needed = self
             .links
             .writes
-            .call(generation, "look whether positions are those of this database", async |session| {
+            .call(generation, "check whether the positions belong to this database", async |session| {
                 session.client.query_one(&format!("select {condition}"), &[]).await?.try_get::<_, Option<bool>>(0)
             })
             .await?;
@@ -192,11 +194,11 @@ impl LogSource {
         let what = match mended.as_str() {
             "rebased" => "the database or its outbox was restored or replaced: positions were re-based",
             "sequence" => {
-                "the sequence of the outbox had gone back: it was set forward, and what hid below got new places"
+                "the sequence of the outbox had gone back: it was advanced, and messages that would have been missed got new seqs"
             }
             _ => return Ok(()),
         };
-        tracing::warn!(route = %self.route.name, "{what}; nothing was passed over, some messages may be sent again");
+        tracing::warn!(route = %self.route.name, "{what}; no message was skipped, some may be sent again");
         self.links.server.forget();
         Ok(())
     }
@@ -237,7 +239,7 @@ impl LogSource {
                 // The settings may be missing while a restore is under way; mend() says so.
                 self.mend_if(generation, "true").await?;
                 self.astray.store(false, Ordering::Relaxed);
-                Err(StoreError::Busy { what: "renew the lease", source: "positions had to be put right first".into() })
+                Err(StoreError::Busy { what: "renew the lease", source: "positions had to be corrected first".into() })
             }
         }
     }
@@ -251,7 +253,11 @@ impl LogSource {
             })
             .await?;
         if waits > 0 {
-            tracing::warn!(route = %self.route.name, waits, "the database's clock went back, or a backup of a time when it was ahead was restored; waits were shortened by as much");
+            tracing::warn!(
+                route = %self.route.name, waits,
+                "the database's clock went back, or a backup was restored that was made while the clock was ahead; waits were shortened by \
+                 the same amount"
+            );
         }
         Ok(())
     }
