@@ -106,8 +106,10 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
     let empty = Table::new();
     let relay = section(&table, "relay")?.unwrap_or(&empty);
     known(relay, RELAY_KEYS, "relay.")?;
+    let relay_name = text(relay, "name", "relay.")?;
+    relay_name.iter().try_for_each(|name| plain(name, "relay.name"))?;
     let relay = Relay {
-        name: text(relay, "name", "relay.")?,
+        name: relay_name,
         in_flight_max: number(relay, "in_flight_max", "relay.", 1, 1_000_000)?.unwrap_or(2000) as usize,
         in_flight_bytes_max: number(relay, "in_flight_bytes_max", "relay.", 1, i64::MAX)?.unwrap_or(64 << 20) as usize,
         poll_idle: duration(relay, "poll_idle", "relay.")?.unwrap_or(Duration::from_millis(200)),
@@ -167,6 +169,7 @@ fn read_inbox(index: usize, value: &Value) -> Result<Inbox, String> {
     let inbox = value.as_table().ok_or_else(|| format!("{at} must be a table"))?;
     known(inbox, INBOX_KEYS, &at)?;
     let consumer = text(inbox, "consumer", &at)?.ok_or_else(|| format!("{at}consumer is missing"))?;
+    plain(&consumer, &format!("{at}consumer"))?;
     let consumer = Consumer::new(consumer).map_err(|error| format!("{at}consumer: failed to {error}"))?;
     let from = inbox.get("from").ok_or_else(|| format!("{at}from is missing; it says where messages come from"))?;
     let kinds = BROKERS.iter().filter(|broker| broker.subscription.is_some()).map(|broker| broker.kind);
@@ -223,6 +226,7 @@ fn read_route(index: usize, value: &Value, lease: Duration) -> Result<Routed, St
     if name.is_empty() || name.len() > 255 {
         return Err(format!("{at}name must have 1 to 255 bytes"));
     }
+    plain(&name, &format!("{at}name"))?;
     let topics = patterns(route, "topics", &at)?.unwrap_or_else(TopicFilter::all);
     let start_at = match text(route, "start_at", &at)?.as_deref() {
         None | Some("oldest") => StartAt::Oldest,
@@ -337,6 +341,14 @@ fn one_of(words: &[&str]) -> String {
     format!("use one of {}", words.join(", "))
 }
 
+/// A name is shown in logs and on terminals, which would obey a control character.
+fn plain(name: &str, at: &str) -> Result<(), String> {
+    if crate::say::printable(name) == name && !name.contains('\t') {
+        return Ok(());
+    }
+    Err(format!("{at} contains a control character; use letters, digits and punctuation"))
+}
+
 fn section<'a>(table: &'a Table, name: &str) -> Result<Option<&'a Table>, String> {
     match table.get(name) {
         None => Ok(None),
@@ -423,6 +435,16 @@ pub(crate) mod tests {
     pub(crate) fn parse(text: &str, variables: &[(&str, &str)]) -> Result<Config, String> {
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         read(text.parse().unwrap(), &variables.collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_name_holds_nothing_that_a_terminal_would_obey() {
+        for (from, to) in
+            [("name = \"orders\"", "name = \"or\\u001b[31mders\""), ("[relay]", "[relay]\nname = \"a\\nb\"")]
+        {
+            let refused = parse(&GOOD.replace(from, to), &[]).unwrap_err();
+            assert!(refused.contains("contains a control character"), "{refused}");
+        }
     }
 
     #[test]
