@@ -45,7 +45,15 @@ impl From<StoreError> for Failure {
             StoreError::Unavailable { .. } => UNREACHABLE,
             StoreError::Refused { .. } | StoreError::Schema { .. } => FAILURE,
         };
-        Self::of(code, &error)
+        let mut failure = Self::of(code, &error);
+        if matches!(error, StoreError::Unavailable { .. }) {
+            // The connection broke: a commit may have arrived although its answer did not.
+            for promised in ["nothing was changed", "nothing was written"] {
+                failure.text =
+                    failure.text.replace(promised, "whether it was done is not known: look before you repeat it");
+            }
+        }
+        failure
     }
 }
 

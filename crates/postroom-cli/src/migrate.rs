@@ -33,7 +33,7 @@ pub async fn migrate(args: MigrateArgs, json: bool) -> Result<(), Failure> {
         if json {
             show!("{}", serde_json::json!({ "sql": script }));
         } else {
-            print!("{script}");
+            crate::say::to_stdout_as_it_is(script.trim_end());
         }
         return Ok(());
     }

@@ -38,7 +38,29 @@ pub fn to_stderr(line: &str) {
 }
 
 pub fn to_stdout(line: &str) {
-    to_stdout_as_it_is(&printable(line));
+    // An object of JSON has escapes of its own.
+    to_stdout_as_it_is(&if line.starts_with('{') { printable_json(line) } else { printable(line) });
+}
+
+/// JSON says nothing of what a terminal obeys beyond the ASCII control characters, which it never has as they are.
+fn printable_json(line: &str) -> String {
+    let mut text = String::with_capacity(line.len());
+    for c in line.chars() {
+        if printable(c.encode_utf8(&mut [0; 4])).chars().ne(std::iter::once(c)) {
+            text.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            text.push(c);
+        }
+    }
+    text
+}
+
+/// How the program ends when whoever read its answer has gone away.
+static WITHOUT_A_READER: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(crate::exit::OK);
+
+/// An answer that is a verdict keeps its exit code, whoever reads it.
+pub fn ends_with(code: u8) {
+    WITHOUT_A_READER.store(code, std::sync::atomic::Ordering::Relaxed);
 }
 
 /// What was asked for with all its bytes.
@@ -47,7 +69,7 @@ pub fn to_stdout_as_it_is(line: &str) {
     if let Err(error) = writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
         // Whoever read it has enough, as `head` does.
         if error.kind() == std::io::ErrorKind::BrokenPipe {
-            std::process::exit(i32::from(crate::exit::OK));
+            std::process::exit(i32::from(WITHOUT_A_READER.load(std::sync::atomic::Ordering::Relaxed)));
         }
         to_stderr(&format!("postroom: failed to write the answer to standard output: {error}"));
         std::process::exit(i32::from(crate::exit::FAILURE));
@@ -57,6 +79,14 @@ pub fn to_stdout_as_it_is(line: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_valid_json() {
+        let line = serde_json::json!({ "key": "caf\u{85}e\u{202e}X\u{7f}" }).to_string();
+        let read: serde_json::Value = serde_json::from_str(&printable_json(&line)).unwrap();
+        assert_eq!(read["key"], "caf\u{85}e\u{202e}X\u{7f}");
+        assert!(printable_json(&line).is_ascii());
+    }
 
     #[test]
     fn a_terminal_is_told_nothing_by_a_key() {

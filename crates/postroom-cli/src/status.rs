@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::StoreArgs;
 use crate::config::parse_duration;
 use crate::exit::{self, Failure};
-use crate::say::{say, show};
+use crate::say::{ends_with, say, show};
 use crate::table::{Table, counted, duration, number};
 
 #[derive(Debug, Args)]
@@ -95,6 +95,10 @@ pub async fn status(args: &StatusArgs, json: bool) -> Result<(), Failure> {
         let status = status?;
         let found = attention(&status);
         let verdict = verdict(&found);
+        let failing = args.fail_on.iter().any(|condition| holds(*condition, &status, &found));
+        if failing && args.watch.is_none() {
+            ends_with(exit::FAILURE);
+        }
         if json {
             let mut object = serde_json::to_value(&status).map_err(|error| Failure::of(exit::FAILURE, &error))?;
             object["attention"] = serde_json::json!(found);
@@ -111,7 +115,6 @@ pub async fn status(args: &StatusArgs, json: bool) -> Result<(), Failure> {
             tokio::time::sleep(every).await;
             continue;
         }
-        let failing = args.fail_on.iter().any(|condition| holds(*condition, &status, &found));
         return if failing { Err(Failure { answered: true, ..Failure::new(exit::FAILURE, verdict) }) } else { Ok(()) };
     }
 }
@@ -125,7 +128,8 @@ fn holds(condition: Condition, status: &StoreStatus, found: &[Attention]) -> boo
             status.routes.iter().any(|route| older(route.oldest_unsent_seconds))
                 || status.inboxes.iter().any(|inbox| older(inbox.oldest_seconds))
         }
-        Condition::Backlog(count) => status.routes.iter().any(|route| route.backlog > count),
+        // Where counting was cut, nobody knows that it is not more.
+        Condition::Backlog(count) => status.routes.iter().any(|route| route.backlog > count || route.backlog_is_bound),
     }
 }
 

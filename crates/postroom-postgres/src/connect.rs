@@ -84,7 +84,12 @@ impl Connector {
                 Host::Unix(path) => format!("{}, port {port}", path.display()),
             }
         });
-        let to = to.collect::<Vec<_>>().join(", ");
+        // With an @ too many, a part of the password may have been read as the host.
+        let to = if url.matches('@').count() > 1 || url.split_once('?').is_some_and(|(_, query)| query.contains('@')) {
+            "the host of that URL, in which an @ has to be written as %40".to_owned()
+        } else {
+            to.collect::<Vec<_>>().join(", ")
+        };
         Ok(Self { config, tls: MakeRustlsConnect::new(tls), shown: redact_url(url), to: to.into() })
     }
 
