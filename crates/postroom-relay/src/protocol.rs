@@ -56,6 +56,8 @@ pub enum Input {
     Settled(Option<Settled>),
     /// A probe of the sink came back.
     Probed(Result<(), String>),
+    /// The sink says that its connection is gone, though nothing is being published.
+    SinkLost(String),
     /// Somebody says that there is something to do.
     Woken,
     /// Claim nothing more, finish what is in flight.

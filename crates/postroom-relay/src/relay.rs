@@ -186,6 +186,11 @@ impl Relay {
                 () = self.wake.notified() => Some(Input::Woken),
                 () = tokio::time::sleep(wait) => None,
             };
+            if engine.is_connected_and_idle()
+                && let Some(why) = self.sink.disconnected()
+            {
+                engine.on(began.elapsed(), Input::SinkLost(why));
+            }
             if let Some(input) = input {
                 if let Input::Renewed(standing) = &input {
                     told.store(standing.is_some());

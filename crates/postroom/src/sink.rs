@@ -69,6 +69,12 @@ pub trait Sink: Send + Sync {
         None
     }
 
+    /// Why the connection that it had is gone; none: it has one, has not connected yet, or needs none. Called often; it must not
+    /// wait. A relay with nothing to publish learns in this way that its broker is away.
+    fn disconnected(&self) -> Option<String> {
+        None
+    }
+
     /// Closes connections; publishing in progress ends as `Unknown` or `Unavailable`.
     async fn close(&self);
 }

@@ -300,6 +300,12 @@ impl Sink for RabbitmqSink {
         })
     }
 
+    fn disconnected(&self) -> Option<String> {
+        let status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = status.as_ref().is_some_and(|status| !status.connected());
+        gone.then(|| format!("the connection to RabbitMQ at {} has ended", redact_url(&self.options.url)))
+    }
+
     async fn close(&self) {
         let mut pool = self.pool.lock().await;
         if let Some(connection) = pool.connection.take() {

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use postroom_testkit::postgres::Database;
+use postroom_testkit::proxy::{Link, Proxy};
 use postroom_testkit::services::{PostgresServer, RabbitServer};
 use postroom_testkit::surroundings;
 use tokio::task::JoinHandle;
@@ -46,6 +47,40 @@ async fn a_broker_that_is_down_for_a_minute_burns_no_attempt_and_loses_nothing()
     rig.until("a part has flowed", async || rig.audit.ready().await >= MESSAGES / 4).await;
     broker.kill().unwrap();
     outlasted(rig, broker, relay, (MESSAGES, writers), OUTAGE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_with_nothing_to_publish_notices_that_its_broker_is_away_and_that_it_is_back() {
+    let broker = surroundings::rabbitmq_url();
+    let (_, address) = broker.rsplit_once('@').unwrap();
+    let address = address.split('/').next().unwrap();
+    let link = Proxy::to(address).await;
+    let mut rig = Rig::new(Database::create().await, broker.clone()).await;
+    rig.rabbitmq = broker.replace(address, &link.address());
+    let (_, writers) = rig.write(50, 25);
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    let relay = rig.relay();
+    rig.drained().await;
+    let client = rig.database.connect().await;
+    let sink_is = async |state: &str| {
+        let sql = "select bool_and(sink_error is null) from postroom.relays";
+        let up = client.query_one(sql, &[]).await.unwrap().get::<_, Option<bool>>(0);
+        up == Some(state == "up")
+    };
+    rig.until("the sink is up", async || sink_is("up").await).await;
+    link.set(Link::BlackHole);
+    link.reset();
+    rig.until("the store knows that the sink is down", async || sink_is("down").await).await;
+    let said = |words: &str| std::fs::read_to_string(rig.dir.join("relay.log")).unwrap().contains(words);
+    rig.until("the log says so", async || said("the sink is down, messages wait in the store")).await;
+    link.set(Link::Open);
+    link.reset();
+    rig.until("the store knows that it is back", async || sink_is("up").await).await;
+    rig.until("the log says so", async || said("the sink is back after")).await;
+    assert_eq!(relay.terminate().0, Some(0));
+    assert_clean(&rig.history(0, false).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,7 @@
 //! The lease on an inbox, as one process sees it: standing by, holding, giving back.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::time::Duration;
 
 use postroom::{FillerReport, FillerSeen, Keeper, StoreError, Tenure};
@@ -14,6 +15,15 @@ const LOOK_RETRY_CAP: Duration = Duration::from_secs(2);
 /// What the store is asked about the lease takes no longer than this unless it hangs.
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
 
+/// A stop waits no longer than this for a look at the lease that is on its way.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How standing by ended.
+pub(super) enum StoodBy {
+    Took(Tenure),
+    Stopped,
+}
+
 /// How a look at the lease ended.
 enum Look {
     Taken(Tenure, Option<String>),
@@ -21,6 +31,7 @@ enum Look {
 }
 
 /// What one that stands by has seen: the last renewal, and since when by its own clock.
+#[derive(Clone, Copy)]
 struct Watched {
     /// Epoch and renewal.
     last: (i64, i64),
@@ -39,14 +50,29 @@ impl Lease<'_> {
         (self.length / 3).min(LOOK_EVERY)
     }
 
-    /// Waits until the inbox is ours. Says once who has it.
-    pub async fn stand_by(&self) -> Tenure {
+    /// Waits until the inbox is ours or `stop` resolves. Says once who has it.
+    ///
+    /// A look that may have taken the inbox is never dropped at a stop: it would stay ours, with nobody to give it back.
+    pub async fn stand_by(&self, mut stop: Pin<&mut impl Future<Output = ()>>) -> StoodBy {
         let consumer = self.keeper.consumer();
         let mut watched: Option<Watched> = None;
         let mut said = false;
         let mut retry = self.every();
         loop {
-            match self.asked(self.look_and_take(watched.as_ref())).await {
+            let looked = {
+                let mut look = std::pin::pin!(self.asked(self.look_and_take(watched)));
+                tokio::select! {
+                    biased;
+                    () = &mut stop => {
+                        if let Ok(Ok(Look::Taken(tenure, _))) = tokio::time::timeout(STOP_PATIENCE, look).await {
+                            self.leave(&tenure).await;
+                        }
+                        return StoodBy::Stopped;
+                    }
+                    looked = &mut look => looked,
+                }
+            };
+            let pause = match looked {
                 Ok(Look::Taken(tenure, before)) => {
                     match before {
                         Some(before) => {
@@ -54,7 +80,7 @@ impl Lease<'_> {
                         }
                         None => tracing::info!(%consumer, epoch = tenure.epoch, "filling the inbox"),
                     }
-                    return tenure;
+                    return StoodBy::Took(tenure);
                 }
                 Ok(Look::Theirs(seen)) => {
                     retry = self.every();
@@ -67,13 +93,19 @@ impl Lease<'_> {
                     if watched.as_ref().is_none_or(|watched| watched.last != last) {
                         watched = Some(Watched { last, since: Instant::now() });
                     }
-                    tokio::time::sleep(self.every()).await;
+                    self.every()
                 }
                 Err(error) => {
                     tracing::warn!(%consumer, "failed to find out who fills the inbox, trying again in {retry:?}: {}", chain(&error));
-                    tokio::time::sleep(retry).await;
+                    let pause = retry;
                     retry = (retry * 2).min(LOOK_RETRY_CAP);
+                    pause
                 }
+            };
+            tokio::select! {
+                biased;
+                () = &mut stop => return StoodBy::Stopped,
+                () = tokio::time::sleep(pause) => {}
             }
         }
     }
@@ -81,7 +113,7 @@ impl Lease<'_> {
     /// Looks who has the inbox, and takes it where that one's lease is over: by the database's clock, or since nobody was seen
     /// to renew it for as long as it holds. So a database clock that goes back does not keep a dead filler in its place. The
     /// taking names the renewal that was seen, so nothing can change hands between the two.
-    async fn look_and_take(&self, watched: Option<&Watched>) -> Result<Look, StoreError> {
+    async fn look_and_take(&self, watched: Option<Watched>) -> Result<Look, StoreError> {
         let now = Instant::now();
         let seen = self.keeper.filler().await?;
         if let Some(seen) = &seen {

@@ -12,7 +12,7 @@ use postroom::{BoxError, FillerReport, Keeper, Live, Observer, Subscription};
 use tokio::sync::watch;
 
 use keeping::{Ended, Keeping, Told};
-use lease::Lease;
+use lease::{Lease, StoodBy};
 
 /// What a filler has seen. Every delivery is counted once.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -113,10 +113,9 @@ impl Filler {
         let mut stop = std::pin::pin!(stop);
         loop {
             self.live.set(InboxNow { counters, filling: false, waiting: 0 });
-            let tenure = tokio::select! {
-                biased;
-                () = &mut stop => return Ok(counters),
-                tenure = lease.stand_by() => tenure,
+            let tenure = match lease.stand_by(stop.as_mut()).await {
+                StoodBy::Took(tenure) => tenure,
+                StoodBy::Stopped => return Ok(counters),
             };
             let subscription = match (self.subscribe)() {
                 Ok(subscription) => subscription,

@@ -181,6 +181,12 @@ impl Engine {
         }
     }
 
+    /// Whether publishing is possible, as far as is known, and nothing is with the sink: only the sink itself can notice that its
+    /// broker has gone.
+    pub fn is_connected_and_idle(&self) -> bool {
+        self.breaker.open_because().is_none() && self.batches.is_empty()
+    }
+
     /// Messages that the store has recorded as dead since this was asked last.
     pub fn take_deaths(&mut self) -> Vec<Death> {
         std::mem::take(&mut self.deaths)
@@ -196,6 +202,7 @@ impl Engine {
             Input::Published(batch, verdicts) => self.published(now, batch, verdicts),
             Input::Settled(settled) => self.settled(now, settled),
             Input::Probed(result) => self.breaker.probed(now, result.map_err(tidy_reason)),
+            Input::SinkLost(why) => self.sink_is_lost(now, tidy_reason(why)),
             Input::Woken => self.woken = true,
             Input::Stop => self.stopping = true,
         }
