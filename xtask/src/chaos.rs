@@ -29,7 +29,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
             }
         };
         let value = rest.next().and_then(|text| text.parse().ok());
-        *slot = value.ok_or_else(|| Failure::usage(format!("{name} wants a whole number")))?;
+        *slot = value.ok_or_else(|| Failure::usage(format!("{name} must be followed by a whole number")))?;
     }
     let workspace = Workspace::find()?;
     let held = Held::until_interrupted()?;

@@ -11,7 +11,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     let seeds = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         [] => "0..3000".to_owned(),
         ["--seed", seed] => {
-            let seed: u64 = seed.parse().map_err(|_| Failure::usage("--seed wants a whole number"))?;
+            let seed: u64 = seed.parse().map_err(|_| Failure::usage("--seed must be followed by a whole number"))?;
             format!("{seed}..{}", seed + 1)
         }
         ["--seeds", range] if range.split_once("..").is_some() => (*range).to_owned(),

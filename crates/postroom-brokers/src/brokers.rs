@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use postroom::{Sink, Subscription, Unavailable};
+use postroom::{Sink, Subscription};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -53,7 +53,7 @@ pub trait SinkOptions: Debug + Send + Sync {
     fn shown(&self) -> String;
 
     /// Looks whether messages could be sent with these options, and changes nothing; returns what was found.
-    async fn check(&self) -> Result<String, Unavailable>;
+    async fn check(&self) -> Result<String, CheckFailed>;
 }
 
 /// Options of a subscription.
@@ -66,7 +66,17 @@ pub trait SubscriptionOptions: Debug + Send + Sync {
     fn shown(&self) -> String;
 
     /// Looks whether messages could be received with these options, and changes nothing; returns what was found.
-    async fn check(&self) -> Result<String, Unavailable>;
+    async fn check(&self) -> Result<String, CheckFailed>;
+}
+
+/// Why messages could not be sent or received, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{problem}")]
+pub struct CheckFailed {
+    /// What is wrong; contains no secret.
+    pub problem: String,
+    /// What to do next.
+    pub advice: String,
 }
 
 /// A sink that cannot be set up as configured.

@@ -10,6 +10,6 @@ mod brokers;
 mod keys;
 
 pub use brokers::{
-    BROKERS, Broker, OpenSinkError, OpenSubscriptionError, Section, SinkOptions, SubscriptionOptions, sink_section,
-    subscription_section,
+    BROKERS, Broker, CheckFailed, OpenSinkError, OpenSubscriptionError, Section, SinkOptions, SubscriptionOptions,
+    sink_section, subscription_section,
 };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use postroom::{Finding, Needs};
+use postroom_brokers::CheckFailed;
 
 use crate::ConfigArgs;
 use crate::config::{self, Routed};
@@ -66,12 +67,10 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn answered(check: impl Future<Output = Result<String, postroom::Unavailable>>) -> Finding {
+async fn answered(check: impl Future<Output = Result<String, CheckFailed>>) -> Finding {
     match tokio::time::timeout(ANSWERS_WITHIN, check).await {
         Ok(Ok(found)) => Finding::good(found),
-        Ok(Err(error)) => {
-            Finding::bad(Failure::of(exit::FAILURE, &error).text, "correct the URL or its options, or start the broker")
-        }
+        Ok(Err(CheckFailed { problem, advice })) => Finding::bad(problem, advice),
         Err(_) => {
             let text = format!("no answer within {} s", ANSWERS_WITHIN.as_secs());
             Finding::bad(text, "check for a firewall or a proxy in between")

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{AttemptLimit, Consumer, OnDead, Order, RetryPolicy, Route, StartAt, TopicFilter, redact_text};
+use postroom::{
+    AttemptLimit, Consumer, OnDead, Order, RetryPolicy, Route, StartAt, TopicFilter, redact_text, redact_url,
+};
 use postroom_brokers::{BROKERS, Section, SinkOptions, SubscriptionOptions, sink_section, subscription_section};
 use toml::{Table, Value};
 
@@ -22,12 +24,23 @@ const RETRY_KEYS: &[&str] = &["base", "cap", "jitter", "attempts_max", "limits"]
 const LIMIT_KEYS: &[&str] = &["topics", "types", "attempts_max"];
 
 /// The whole configuration.
-#[derive(Debug)]
 pub struct Config {
     pub store_url: String,
     pub relay: Relay,
     pub routes: Vec<Routed>,
     pub inboxes: Vec<Inbox>,
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { store_url, relay, routes, inboxes } = self;
+        f.debug_struct("Config")
+            .field("store_url", &redact_url(store_url))
+            .field("relay", relay)
+            .field("routes", routes)
+            .field("inboxes", inboxes)
+            .finish()
+    }
 }
 
 /// `[[inboxes]]`: messages of a queue are copied to the store for an application that takes them with SQL.
@@ -454,6 +467,98 @@ pub(crate) mod tests {
         assert_eq!(config.routes[0].route.retry.attempts_max, 20);
         assert_eq!(config.routes[0].route.retry.attempts_max_of("billing", "payment.taken"), 40);
         assert_eq!(config.routes[0].route.retry.cap, Duration::from_secs(300));
+    }
+
+    /// However a file is mistyped: nothing that is said of it contains the password, and nothing panics.
+    #[test]
+    fn a_mistyped_file_never_shows_its_passwords() {
+        const SECRET: &str = "Zq7";
+        const PIECES: &[&str] = &[
+            "\"",
+            "'",
+            "\n",
+            "=",
+            ":",
+            "/",
+            "@",
+            "?",
+            "#",
+            "%",
+            " ",
+            "[",
+            "]",
+            "{",
+            "}",
+            ",",
+            ".",
+            "url",
+            "kind",
+            "\\",
+            "\u{e9}",
+            "//",
+            "5",
+            "\"\"\"",
+            "sqlite:",
+            "password=",
+            "&",
+            "host=",
+        ];
+        let whole = format!(
+            "[store]\nurl = \"postgres://app:{SECRET}@db:5432/shop?sslmode=disable\"\n[relay]\nlease = \"5s\"\n[[routes]]\n\
+             name = \"orders\"\n[routes.sink]\nkind = \"rabbitmq\"\nurl = \"amqps://u:{SECRET}@mq/%2f?heartbeat=1\"\n[[inboxes]]\n\
+             consumer = \"b\"\nfrom = {{ kind = \"rabbitmq\", url = \"amqp://u:{SECRET}@mq/v\", queue = \"q\" }}\n"
+        );
+        let mut chance = postroom_testkit::chance::Chance::new(7);
+        let (mut read_well, mut refused) = (0, 0);
+        for round in 0..4000 {
+            let mut text = whole.clone();
+            for _ in 0..=chance.below(3) {
+                let mut at = chance.below(text.len() as u64 + 1) as usize;
+                while !text.is_char_boundary(at) {
+                    at -= 1;
+                }
+                let kind = chance.below(3);
+                if kind > 0
+                    && let Some(gone) = text[at..].chars().next()
+                {
+                    text.replace_range(at..at + gone.len_utf8(), "");
+                }
+                if kind < 2 {
+                    text.insert_str(at, PIECES[chance.below(PIECES.len() as u64) as usize]);
+                }
+            }
+            let said = match text.parse::<Table>() {
+                Err(error) => error.message().to_owned(),
+                Ok(table) => match read(table, &[]) {
+                    Err(problem) => problem,
+                    Ok(config) => {
+                        read_well += 1;
+                        told_of(&config)
+                    }
+                },
+            };
+            refused += usize::from(!said.is_empty());
+            // A password that is written as a part of the name of a user cannot be told from one.
+            let is_named = |at: usize| text[..at].ends_with(|c: char| c.is_alphanumeric() || "_.-".contains(c));
+            if text.match_indices(SECRET).any(|(at, _)| is_named(at)) {
+                continue;
+            }
+            assert!(!said.contains(SECRET), "round {round}: {said}\n{text}");
+        }
+        assert!(read_well > 400 && refused > 400, "{read_well} {refused}");
+    }
+
+    /// What commands may print of it.
+    fn told_of(config: &Config) -> String {
+        let store = match crate::store::open(&config.store_url) {
+            Ok(store) => store.shown(),
+            Err(failure) => failure.text,
+        };
+        let sink = |routed: &Routed| format!("{} {:?}", routed.sink.shown(), routed.sink.open().err());
+        let sinks: Vec<String> = config.routes.iter().map(sink).collect();
+        let from = |inbox: &Inbox| format!("{} {:?}", inbox.from.shown(), inbox.from.open().err());
+        let inboxes: Vec<String> = config.inboxes.iter().map(from).collect();
+        format!("{store} {sinks:?} {inboxes:?} {config:?}")
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
+use postroom::redact_url;
 use postroom_brokers::{BROKERS, sink_section, subscription_section};
 
 use crate::exit::{self, Failure};
@@ -28,9 +29,18 @@ pub struct InitArgs {
 
 pub fn init(args: &InitArgs, json: bool) -> Result<(), Failure> {
     store::open(&args.store)?;
+    if redact_url(&args.store) != args.store {
+        let text = "the URL in --store has a password or another secret, which does not belong in a file: leave it out, and set \
+                    POSTROOM_STORE_URL, POSTROOM_STORE_URL_FILE or PGPASSFILE when you run postroom";
+        return Err(Failure::new(exit::USAGE, text));
+    }
     let text = text(args)?;
     if args.output.as_os_str() == "-" {
-        crate::say::to_stdout_as_it_is(text.trim_end());
+        if json {
+            show!("{}", serde_json::json!({ "written": null, "text": text }));
+        } else {
+            crate::say::to_stdout_as_it_is(text.trim_end());
+        }
         return Ok(());
     }
     let shown = args.output.display();

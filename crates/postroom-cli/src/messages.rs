@@ -19,7 +19,7 @@ pub struct MessagesArgs {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// List messages, newest first: one line for each route that takes them
+    /// List messages, newest first: one line for each route that takes them, or one with the state unrouted if none does
     List(Box<ListArgs>),
     /// Show one message with its headers, and with --payload also its payload
     Show(ShowArgs),
@@ -39,7 +39,7 @@ struct ListArgs {
     #[arg(long)]
     key: Option<String>,
     /// Only messages in this state: waiting (not yet read by the route), scheduled, retry, queued (behind another message with the same
-    /// key), dead, or done (sent, discarded or skipped; `postroom why ID` tells which)
+    /// key), dead, done (sent, discarded or skipped; `postroom why ID` tells which), or unrouted (no route takes its topic)
     #[arg(long, value_parser = state, value_name = "STATE")]
     state: Option<ListedPlace>,
     /// Only messages written at most this long ago, such as 90m
@@ -95,7 +95,7 @@ async fn list(args: ListArgs, json: bool) -> Result<(), Failure> {
         for message in &listed.messages {
             table.row([
                 message.id.clone(),
-                message.route.clone(),
+                message.route.clone().unwrap_or_else(|| "-".to_owned()),
                 message.state.to_string(),
                 message.topic.clone(),
                 message.kind.clone(),

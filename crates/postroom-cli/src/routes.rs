@@ -105,8 +105,9 @@ async fn forget(args: ForgetArgs, json: bool) -> Result<(), Failure> {
     );
     if relays > 0 {
         let text = format!(
-            "{} still running route {route:?}; stop it, and take the route out of its configuration. Nothing was changed",
-            if relays == 1 { "a relay is".to_owned() } else { format!("{relays} relays are") }
+            "{} within the lease, so route {route:?} may still be running (`postroom status` shows when each was last seen). Stop the relays \
+             and take the route out of their configuration; one that was killed counts until its lease expires. Nothing was changed",
+            if relays == 1 { "a relay was seen".to_owned() } else { format!("{relays} relays were seen") }
         );
         return Err(Failure::new(exit::FAILURE, text));
     }

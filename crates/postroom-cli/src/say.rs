@@ -16,11 +16,12 @@ macro_rules! show {
 
 pub(crate) use {say, show};
 
-/// A line for people, with control characters spelled out: keys and errors come from others, and a terminal would obey them.
+/// A line for people, with control characters and what nobody sees spelled out: keys and errors come from others, and a terminal would
+/// obey them.
 pub fn printable(line: &str) -> String {
     let is_obeyed = |c: char| {
         c.is_control() && c != '\t'
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+            || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
     };
     let mut text = String::with_capacity(line.len());
     for c in line.chars() {
@@ -90,6 +91,7 @@ mod tests {
 
     #[test]
     fn a_terminal_is_told_nothing_by_a_key() {
+        assert_eq!(printable("a\u{2028}b\u{200b}c"), "a\\u{2028}b\\u{200b}c");
         let forged = printable("key \u{1b}[31mEVIL\nr0  key orders\u{202e}\u{9b}1m \u{fc}\t\u{6f22}");
         assert_eq!(forged, "key \\u{1b}[31mEVIL\\nr0  key orders\\u{202e}\\u{9b}1m \u{fc}\t\u{6f22}");
     }

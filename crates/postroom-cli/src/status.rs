@@ -17,13 +17,19 @@ pub struct StatusArgs {
     #[command(flatten)]
     store: StoreArgs,
     /// Show it again at this interval (2s if none is given), until ctrl-c
-    #[arg(long, value_name = "TIME", value_parser = crate::dead::duration, num_args = 0..=1, default_missing_value = "2s")]
+    #[arg(long, value_name = "TIME", value_parser = interval, num_args = 0..=1, default_missing_value = "2s")]
     watch: Option<Duration>,
     /// Exit with code 1 if one of these conditions is true, for monitoring: any, relay (no relay runs a route), sink (a sink or a queue
-    /// is down or blocked), dead, retry, unrouted, inbox (an inbox has dead or retried messages), age=TIME (the oldest message is
+    /// is down or blocked), dead, retry, unrouted, inbox (nobody fills an inbox, or it has dead or retried messages), age=TIME (the oldest message is
     /// older), backlog=N (more messages wait). May be given several times or separated by commas
     #[arg(long, value_name = "CONDITION", value_delimiter = ',', value_parser = condition)]
     fail_on: Vec<Condition>,
+}
+
+/// No shorter than a store can answer without harm.
+fn interval(text: &str) -> Result<Duration, String> {
+    let every = crate::dead::duration(text)?;
+    if every < Duration::from_millis(100) { Err("use 100ms or more, such as 2s".to_owned()) } else { Ok(every) }
 }
 
 /// What `--fail-on` names.
@@ -52,7 +58,8 @@ fn condition(text: &str) -> Result<Condition, String> {
     Ok(match text.split_once('=') {
         Some(("age", age)) => Condition::Age(parse_duration(age).ok_or("age must be a duration, such as age=5m")?),
         Some(("backlog", count)) => {
-            Condition::Backlog(count.parse().map_err(|_| "backlog must be a whole number, such as backlog=10000")?)
+            let wrong = "backlog must be a whole number, 0 or more, such as backlog=10000";
+            Condition::Backlog(count.parse().ok().filter(|count| *count >= 0).ok_or(wrong)?)
         }
         None if text == "any" => Condition::Any,
         None if text == "relay" => Condition::Kind(Kind::Relay),
@@ -264,7 +271,10 @@ fn inbox_row(inbox: &InboxStatus) -> [String; 9] {
         filler.map_or_else(dash, |filler| filler.short_name().to_owned()),
         filler.map_or_else(dash, seen),
         filler.and_then(|filler| filler.link.name.clone()).unwrap_or_else(dash),
-        filler.map_or_else(dash, state),
+        filler.map_or_else(dash, |filler| match filler.link.name {
+            None if filler.alive => "starting".to_owned(),
+            _ => state(filler),
+        }),
     ]
 }
 
@@ -282,7 +292,9 @@ fn attention(status: &StoreStatus) -> Vec<Attention> {
             Kind::Unrouted,
             format!(
                 "topic {topic}: no route takes it; {} among the newest, the oldest of them written {} ago, will not be sent. Correct the \
-                 topic in the application that writes it, or add it to a route (`postroom routes list` shows what each takes)",
+                 topic in the application that writes it, or add it to a route (`postroom routes list` shows what each takes): \
+                 that sends what is written from then on; write these again if they are needed (`postroom messages list --state \
+                 unrouted`)",
                 counted(*messages, false, "message"),
                 duration(*oldest_seconds)
             ),
@@ -360,7 +372,7 @@ fn of_inbox(inbox: &InboxStatus, found: &mut Vec<Attention>) {
             let text = format!(
                 "inbox {name}: the lease of {short}, which filled it, has expired; no other process has taken over yet"
             );
-            found.push(Attention::new(Kind::Relay, text));
+            found.push(Attention::new(Kind::Inbox, text));
         } else if let Some(trouble) = &filler.link.trouble {
             let since = duration(trouble.since_seconds);
             let text = format!(
@@ -396,7 +408,7 @@ mod tests {
         assert_eq!(condition("any"), Ok(Condition::Any));
         assert_eq!(condition("age=5m"), Ok(Condition::Age(Duration::from_secs(300))));
         assert_eq!(condition("backlog=10"), Ok(Condition::Backlog(10)));
-        for wrong in ["", "age", "age=soon", "backlog=many", "deaths"] {
+        for wrong in ["", "age", "age=soon", "backlog=many", "backlog=-1", "deaths"] {
             assert!(condition(wrong).is_err(), "{wrong}");
         }
     }

@@ -1,6 +1,6 @@
 //! Logs on standard error and, with the feature `otlp`, traces to a collector.
 
-use std::io::IsTerminal;
+use std::io::Write;
 
 use tracing_subscriber::filter::{FilterExt, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
@@ -11,6 +11,21 @@ use tracing_subscriber::{EnvFilter, Layer};
 const SPANS: &str = "postroom::trace";
 /// The variables of OpenTelemetry that name a collector.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+
+/// A record of the log, one line whatever is in it: brokers, servers and messages say parts of it.
+struct LogLine;
+
+impl Write for LogLine {
+    fn write(&mut self, record: &[u8]) -> std::io::Result<usize> {
+        let text = String::from_utf8_lossy(record);
+        let line = crate::say::printable(text.trim_end_matches('\n'));
+        writeln!(std::io::stderr().lock(), "{line}").map(|()| record.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
 
 /// Sends what is left of the traces when it is dropped; to be kept until the end, outside of the runtime.
 pub struct Telemetry {
@@ -31,12 +46,11 @@ pub fn start(usual: &str) -> Telemetry {
         (target.starts_with("postroom") || target.starts_with("opentelemetry")) && target != SPANS
     });
     let filter = filter.and(ours);
-    let colours = std::io::stderr().is_terminal();
     // Its own complaints about a log that cannot be written would panic.
     let logs = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(|| LogLine)
         .with_target(false)
-        .with_ansi(colours)
+        .with_ansi(false)
         .log_internal_errors(false);
     let named = ENDPOINTS.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
     let registry = tracing_subscriber::registry().with(logs.with_filter(filter));

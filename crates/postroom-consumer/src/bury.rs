@@ -81,7 +81,7 @@ impl Burial<'_> {
                 }
                 Err(again) => {
                     tries += 1;
-                    tracing::debug!(id = %message.id, "the store says again: {}", chain(&again));
+                    tracing::debug!(id = %message.id, "the store failed temporarily, trying again: {}", chain(&again));
                     if stopped_before_try(stopping, tries).await {
                         return Buried::Stopped;
                     }

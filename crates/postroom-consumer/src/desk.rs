@@ -200,7 +200,7 @@ impl<F: ConsumerStore> Desk<F> {
         Err(trouble)
     }
 
-    /// What follows from trouble with a message; `before` attempts were burned before. Waits where it is to be tried again
+    /// What follows from trouble with a message; `before` attempts were used up before. Waits where it is to be tried again
     /// in its place.
     async fn judged(&mut self, message: &Message, before: u32, tries: &mut Tries, trouble: Trouble) -> Judged {
         let failure = match trouble {
@@ -217,7 +217,7 @@ impl<F: ConsumerStore> Desk<F> {
                 if tries.busy <= AGAIN_IN_PLACE {
                     return self.again(message, &error, tries.busy).await;
                 }
-                // Somebody holds a lock for long: others have the worker meanwhile. No attempt is burned.
+                // Somebody holds a lock for long: others have the worker meanwhile. No attempt is used up.
                 let error = tidy_reason(chain(&error));
                 return Judged::Settle(Settle::Retry { after: again::CAP, attempts: before, error });
             }
@@ -279,7 +279,7 @@ impl<F: ConsumerStore> Desk<F> {
 
     fn say_again(&self, message: &Message, error: &StoreError) {
         if error.is_transient() {
-            tracing::debug!(consumer = %self.shared.consumer, id = %message.id, "the store says again: {}", chain(error));
+            tracing::debug!(consumer = %self.shared.consumer, id = %message.id, "the store failed temporarily, trying again: {}", chain(error));
         } else {
             tracing::error!(consumer = %self.shared.consumer, id = %message.id, "the store refuses, trying again: {}", chain(error));
         }

@@ -11,6 +11,9 @@ use crate::again::stopped_within;
 use crate::handler::chain;
 use crate::in_hand::InHand;
 
+/// In an outage: how often to look whether it is over, and how often its failures are told.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+const TELL_EVERY: Duration = Duration::from_secs(30);
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 /// An ack that takes longer is given up: its connection hangs, and the message comes again as a duplicate.
 pub(crate) const ACK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,10 +30,28 @@ pub(crate) async fn receive(
     consumer: Consumer,
 ) {
     let mut wait = RETRY_FIRST;
+    let mut outage: Option<Outage> = None;
     loop {
-        match subscription.receive(at_once).await {
+        let received = {
+            let mut receiving = std::pin::pin!(subscription.receive(at_once));
+            loop {
+                // A queue that is empty brings nothing, so whether the broker is back is asked for.
+                tokio::select! {
+                    biased;
+                    received = &mut receiving => break received,
+                    () = tokio::time::sleep(LOOK_EVERY), if outage.is_some() => {
+                        if subscription.is_connected() {
+                            ended(&consumer, &mut outage);
+                            trouble.set(None);
+                        }
+                    }
+                }
+            }
+        };
+        match received {
             Ok(arrival) => {
                 wait = RETRY_FIRST;
+                ended(&consumer, &mut outage);
                 trouble.set(None);
                 if to.send(arrival).await.is_err() {
                     return;
@@ -38,12 +59,44 @@ pub(crate) async fn receive(
             }
             Err(error) => {
                 let why = chain(&error);
-                tracing::warn!(%consumer, "failed to {why}; trying again in {wait:?}");
+                outage
+                    .get_or_insert_with(|| Outage { began: Instant::now(), told: None, withheld: 0 })
+                    .tell(&consumer, &why);
                 trouble.set(Some(why));
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(retry_cap);
             }
         }
+    }
+}
+
+/// Nothing has been received since it began.
+struct Outage {
+    began: Instant,
+    told: Option<Instant>,
+    withheld: u64,
+}
+
+impl Outage {
+    /// Tells the log at the beginning, and what has repeated since every so often.
+    fn tell(&mut self, consumer: &Consumer, why: &str) {
+        if self.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+            self.withheld += 1;
+            return;
+        }
+        self.told = Some(Instant::now());
+        match std::mem::take(&mut self.withheld) {
+            0 => tracing::warn!(%consumer, "failed to {why}; trying again"),
+            more => {
+                tracing::warn!(%consumer, "failed to {why}; trying again ({more} more failures since this was last said)")
+            }
+        }
+    }
+}
+
+fn ended(consumer: &Consumer, outage: &mut Option<Outage>) {
+    if let Some(Outage { began, .. }) = outage.take() {
+        tracing::info!(%consumer, "messages can be received again after {:.1} s", began.elapsed().as_secs_f64());
     }
 }
 

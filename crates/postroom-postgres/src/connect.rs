@@ -7,13 +7,16 @@ use std::time::Duration;
 use postroom::{BoxError, StoreError, Wake, redact_url};
 use tokio::task::JoinHandle;
 use tokio_postgres::config::Host;
-use tokio_postgres::{AsyncMessage, CancelToken, Client, Config};
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{AsyncMessage, CancelToken, Client, Config, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::link::store_error;
 use crate::tls::{self, TlsOptions};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Until a connection is ready, with TLS and the password.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 /// A peer that has not acknowledged data for so long is gone: a half-open link must not hang the relay.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -35,6 +38,8 @@ struct NotConnected {
     #[source]
     source: tokio_postgres::Error,
 }
+
+type Opened = tokio_postgres::Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 
 /// Opens connections to one database. To other machines they are encrypted and the server's certificate is verified, unless the URL
 /// says otherwise.
@@ -124,8 +129,7 @@ impl Connector {
 
     /// Opens a connection whose notifications wake `wake`. The task ends when the connection does.
     pub(crate) async fn connect_listening(&self, wake: Wake) -> Result<(Client, JoinHandle<()>), StoreError> {
-        let (client, mut connection) =
-            self.config.connect(self.tls.clone()).await.map_err(|error| self.not_connected(error))?;
+        let (client, mut connection) = self.handshake(&self.config).await?;
         let broken = tokio::spawn(async move {
             while let Some(Ok(message)) = std::future::poll_fn(|context| connection.poll_message(context)).await {
                 if matches!(message, AsyncMessage::Notification(_)) {
@@ -161,8 +165,7 @@ impl Connector {
     }
 
     async fn open(&self, config: &Config) -> Result<Client, StoreError> {
-        let connecting = config.connect(self.tls.clone()).await;
-        let (client, connection) = connecting.map_err(|error| self.not_connected(error))?;
+        let (client, connection) = self.handshake(config).await?;
         // Such a database checks nothing, but would refuse to show us a row with bytes that are no UTF-8.
         let unchecked = connection.parameter("server_encoding") == Some("SQL_ASCII");
         tokio::spawn(async move {
@@ -177,6 +180,18 @@ impl Connector {
                 .map_err(|error| store_error("connect", error))?;
         }
         Ok(client)
+    }
+
+    /// The client's own limit counts until the connection is accepted; a server that hangs accepts it and says nothing.
+    async fn handshake(&self, config: &Config) -> Result<(Client, Opened), StoreError> {
+        match tokio::time::timeout(HANDSHAKE_TIMEOUT, config.connect(self.tls.clone())).await {
+            Ok(connected) => connected.map_err(|error| self.not_connected(error)),
+            Err(_) => {
+                let seconds = HANDSHAKE_TIMEOUT.as_secs();
+                let source = format!("the server at {} did not answer within {seconds} s", self.to).into();
+                Err(StoreError::Unavailable { what: "connect", source })
+            }
+        }
     }
 
     /// Sorted as any error, told with where to and what can be done.

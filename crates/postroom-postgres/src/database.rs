@@ -16,7 +16,7 @@ use crate::connect::{Connector, InvalidUrl};
 use crate::inbox::PostgresSession;
 use crate::link::{Link, Server};
 use crate::log::{Listener, LogSource};
-use crate::operate::{with_blockers, within};
+use crate::operate::{while_it_answers, with_blockers, within};
 use crate::{migrate, operate};
 
 /// A PostgreSQL database with postroom's schema in it, or one that is to get it. Clones share it.
@@ -219,14 +219,20 @@ impl Store for Database {
     }
 
     async fn migrate(&self, lanes: Option<u16>) -> Result<Migrated, MigrateError> {
-        match migrate::migrate(&self.connector, lanes).await {
-            Err(MigrateError::Store(error)) => Err(with_blockers(&self.connector, error).await.into()),
-            migrated => migrated,
+        match while_it_answers(&self.connector, migrate::migrate(&self.connector, lanes)).await {
+            Some(Err(MigrateError::Store(error))) => Err(with_blockers(&self.connector, error).await.into()),
+            Some(migrated) => migrated,
+            None => {
+                let what = "migrate the schema; it was changed in whole or not at all";
+                let source = "the server has stopped answering; run it again when the server is back".into();
+                Err(StoreError::Unavailable { what, source }.into())
+            }
         }
     }
 
     async fn plan(&self) -> Result<MigrationPlan, MigrateError> {
-        migrate::plan(&self.connector).await
+        let planned = async { Ok(migrate::plan(&self.connector).await) };
+        within(&self.connector, "read the applied migrations", planned).await?
     }
 
     fn print_sql(&self, lanes: Option<u16>) -> Result<String, MigrateError> {

@@ -1,6 +1,6 @@
 //! Pure: how much may be in flight after relays died. The window is for what was in flight then: it shrinks with each death in a
-//! row, down to one message, and grows back as messages get through, so that a relay that got past the trouble is soon at full
-//! speed.
+//! row after the first, down to one message, and grows back as messages get through, so that a relay that got past the trouble is
+//! soon at full speed.
 
 /// So many messages through double the window.
 const THROUGH_PER_DOUBLING: usize = 16;

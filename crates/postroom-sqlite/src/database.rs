@@ -9,7 +9,7 @@ use postroom::{
     Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Finding, Forgotten, Keeper, KeyDeed, Listed, Message,
     MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, Operator, Reception, Route, RouteChange,
     RouteSettings, SessionKeeper, ShownRoute, Side, Source, StartAt, Store, StoreError, StoreStatus, StoredMessage,
-    UnroutedTopic, WaitingKey, Whereabouts,
+    UnroutedTopic, WaitingKey, Whereabouts, redact_text,
 };
 use rusqlite::Connection;
 
@@ -176,7 +176,7 @@ impl Operator for Database {
 #[async_trait]
 impl Store for Database {
     fn shown(&self) -> String {
-        format!("sqlite:{}", self.path.display())
+        redact_text(&format!("sqlite:{}", self.path.display()))
     }
 
     fn cannot(&self, route: &Route) -> Option<String> {

@@ -16,6 +16,7 @@ mod migrate;
 #[cfg(feature = "rusqlite")]
 mod operate;
 mod outbox;
+mod text;
 
 #[cfg(feature = "rusqlite")]
 pub use connect::{connect, path_of};

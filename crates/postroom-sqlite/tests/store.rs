@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use postroom::{
-    Admission, Consumer, EnqueueError, GuardError, Inbox, Message, MessageId, Operator, Origin, Outbox, Outcome,
-    PAYLOAD_BYTES_MAX, Route, Settlement, Source, Token, TopicFilter, Want,
+    Admission, Cause, Consumer, DeadDeed, DeadFilter, Deed, EnqueueError, GuardError, Inbox, Message, MessageFilter,
+    MessageId, Operator, Origin, Outbox, Outcome, PAYLOAD_BYTES_MAX, Route, Settlement, Side, Source, Token,
+    TopicFilter, Want,
 };
 use postroom_sqlite::{Database, Sqlite, SqliteSource, connect, migrate};
 use rusqlite::{Connection, TransactionBehavior};
@@ -325,4 +326,59 @@ async fn a_relay_with_fewer_topics_or_a_looser_order_takes_what_the_route_takes(
     assert_eq!(until_out(&old, &[billing.id]).await, [billing.id]);
     let standing = old.renew(&postroom::Report::default()).await.unwrap();
     assert_eq!(standing.order, Some(postroom::Order::Key));
+}
+
+/// SQLite takes any bytes for text, so operators meet such rows; one of them must not hide the others, nor get stuck.
+#[tokio::test]
+async fn a_text_that_is_not_utf8_is_shown_and_can_be_retried_and_discarded() {
+    let (file, connection) = prepared();
+    let bad = "cast(x'6fff' as text)";
+    let ids: Vec<MessageId> = (0..2).map(|_| MessageId::new()).collect();
+    for id in &ids {
+        let sql = format!(
+            "insert into postroom_outbox (id, topic, type, key, payload) values ('{id}', 'orders', {bad}, {bad}, 'x')"
+        );
+        connection.execute_batch(&sql).unwrap();
+    }
+    let sql = format!(
+        "insert into postroom_outbox (id, topic, type, payload) values ('{}', {bad}, 't', 'x')",
+        MessageId::new()
+    );
+    connection.execute_batch(&sql).unwrap();
+    let (operator, relay) = (store(&file), source(&file, "relay").await);
+    let status = operator.status().await.unwrap();
+    assert_eq!(status.unrouted.len(), 1, "{status:?}");
+    let all = MessageFilter::default();
+    assert_eq!(operator.messages(&all, 10).await.unwrap().messages.len(), 3);
+
+    let bury = async || {
+        let claimed = claim(&relay).await;
+        for delivery in &claimed {
+            let outcome = Outcome::Dead {
+                attempts: 0,
+                error: "it is not UTF-8".to_owned(),
+                cause: Cause::Permanent,
+                blocks_key: false,
+            };
+            let settled = relay.settle(&[settled(delivery.token, outcome)]).await.unwrap();
+            assert_eq!(settled.fenced, 0);
+        }
+        claimed.len()
+    };
+    assert_eq!(bury().await, 2);
+    let deed = Deed { actor: "ann".to_owned(), reason: "x".to_owned() };
+    let shown = operator.dead_letters(Side::Out, &DeadFilter::default(), 10).await.unwrap();
+    assert_eq!(shown.iter().map(|letter| letter.kind.as_str()).collect::<Vec<_>>(), ["o\u{fffd}", "o\u{fffd}"]);
+    let why = operator.whereabouts(ids[0]).await.unwrap();
+    assert_eq!(why[0].key.as_deref(), Some("o\u{fffd}"));
+    let filter = DeadFilter::default();
+    assert_eq!(
+        operator.act_on_dead(DeadDeed::Retry, Side::Out, &filter, 10, &deed, &mut |_| ()).await.unwrap().len(),
+        2
+    );
+    assert_eq!(bury().await + bury().await, 2, "none waits behind the other for ever");
+    assert_eq!(
+        operator.act_on_dead(DeadDeed::Discard, Side::Out, &filter, 10, &deed, &mut |_| ()).await.unwrap().len(),
+        2
+    );
 }

@@ -41,6 +41,20 @@ pub async fn exists(url: &str, name: &str) -> Option<usize> {
     Some(queue.message_count() as usize)
 }
 
+/// An exchange and a queue of this name that are not as postroom declares them: fanout, and quorum.
+///
+/// # Panics
+/// If the broker cannot be reached.
+pub async fn declare_otherwise(url: &str, name: &str) {
+    let (_connection, channel) = open(url).await;
+    let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
+    let exchange = channel.exchange_declare(name.into(), ExchangeKind::Fanout, durable, FieldTable::default());
+    exchange.await.expect("declare the exchange");
+    let durable = QueueDeclareOptions { durable: true, ..Default::default() };
+    let queue = channel.queue_declare(name.into(), durable, QueueKind::QuorumWithOneActive.arguments());
+    queue.await.expect("declare the queue");
+}
+
 /// How a queue keeps its messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueKind {

@@ -102,52 +102,6 @@ words!(Place {
     NotTaken => "not_taken",
 });
 
-/// Where a message is at a consumer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReceivedPlace {
-    /// In the inbox table, to be handled.
-    Waiting,
-    /// It failed and is tried again.
-    Retry,
-    /// Behind another message of its key.
-    Behind,
-    /// A worker is handling it.
-    InWork,
-    /// It waits for an earlier version of its aggregate.
-    Early,
-    /// Among the consumer's dead letters.
-    Dead,
-    /// Its id is in the inbox, and it does not wait: its effect is applied, or it was dead and an operator discarded it.
-    Claimed,
-}
-
-words!(ReceivedPlace {
-    Waiting => "waiting",
-    Retry => "retry",
-    Behind => "behind",
-    InWork => "in_work",
-    Early => "early",
-    Dead => "dead",
-    Claimed => "claimed",
-});
-
-/// One message at one consumer whose inbox is in the same database.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Reception {
-    /// The consumer.
-    pub consumer: String,
-    /// Where it is.
-    pub state: ReceivedPlace,
-    /// The key within which it is ordered.
-    pub key: Option<String>,
-    /// Attempts used up.
-    pub attempts: i64,
-    /// What it waits for and what happens next, in words.
-    pub because: Vec<String>,
-    /// Its last failures.
-    pub history: Vec<crate::FailedAttempt>,
-}
-
 /// One message on one route: where it is and what comes next.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Whereabouts {

@@ -22,6 +22,8 @@ pub enum ListedPlace {
     Dead,
     /// The route is done with it: the broker confirmed it, or it was discarded or skipped.
     Done,
+    /// No route takes its topic: nobody sends it.
+    Unrouted,
 }
 
 words!(ListedPlace {
@@ -31,6 +33,7 @@ words!(ListedPlace {
     Queued => "queued",
     Dead => "dead",
     Done => "done",
+    Unrouted => "unrouted",
 });
 
 /// Which messages; they must match every condition that is given.
@@ -53,7 +56,7 @@ pub struct MessageFilter {
 /// The result of a search for messages.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Listed {
-    /// One entry for each message and route that takes its topic, newest first.
+    /// One entry for each message and route that takes its topic, and one for each message that no route takes; newest first.
     pub messages: Vec<ListedMessage>,
     /// Not every row was read, or there are more than were asked for: older ones may match too.
     pub cut: bool,
@@ -62,8 +65,8 @@ pub struct Listed {
 /// One message on one route, without payload and headers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ListedMessage {
-    /// The route.
-    pub route: String,
+    /// The route; none takes its topic.
+    pub route: Option<String>,
     /// Message id.
     pub id: String,
     /// Where it is.

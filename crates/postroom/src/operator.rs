@@ -6,9 +6,10 @@ use async_trait::async_trait;
 
 use crate::dead_letter::{DeadDeed, DeadFilter, DeadLetter, Deed, Side};
 use crate::error::StoreError;
-use crate::keys::{KeyDeed, Reception, WaitingKey, Whereabouts};
+use crate::keys::{KeyDeed, WaitingKey, Whereabouts};
 use crate::listing::{Forgotten, Listed, MessageFilter, StoredMessage};
 use crate::message::MessageId;
+use crate::reception::Reception;
 use crate::route::{RouteChange, RouteSettings, ShownRoute};
 use crate::status::{StoreStatus, UnroutedTopic};
 

@@ -26,8 +26,8 @@ const OPEN: &[&str] = &[
 /// number, everything of a URL of which nobody can tell where the password ends.
 pub fn redact_url(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
-        // `sqlite:path` and plain paths carry no credentials; `host=… password=…` strings and mistyped URLs do.
-        let harmless = !url.contains('@') && !url.to_ascii_lowercase().contains("pass") && !url.contains("//");
+        // `sqlite:path` carries no credentials; `host=… password=…` strings, mistyped URLs and what was put in the wrong place may.
+        let harmless = url.starts_with("sqlite:") && !url.contains('@') && !url.contains("//");
         return if harmless { url.to_owned() } else { "(redacted)".to_owned() };
     };
     if !scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c)) {
@@ -45,6 +45,8 @@ pub fn redact_url(url: &str) -> String {
     };
     let user_info = match user_info.map(|user_info| user_info.split_once(':').ok_or(user_info)) {
         Some(Ok((user, _))) => format!("{user}:***@"),
+        // Without the colon a password would be a part of the name.
+        Some(Err(user)) if !user.chars().all(|c| c.is_alphanumeric() || "_.-".contains(c)) => "***@".to_owned(),
         Some(Err(user)) => format!("{user}@"),
         None => String::new(),
     };
@@ -113,6 +115,8 @@ mod tests {
             ("sqlite:orders.db", "sqlite:orders.db"),
             ("sqlite:///var/lib/orders.db", "sqlite:///var/lib/orders.db"),
             ("host=db password=x", "(redacted)"),
+            ("s3cret", "(redacted)"),
+            ("postgres://app;s3cret@db/shop", "postgres://***@db/shop"),
             ("amqp//guest:s3cret@mq/x", "(redacted)"),
             ("guest:s3@cret@mq:5672", "(redacted)"),
             ("postgres://app@db/shop", "postgres://app@db/shop"),
@@ -156,6 +160,7 @@ mod tests {
             "amqps://u:{}@h/%2f?heartbeat=1",
             "host=h password={}",
             "PASSWORD={} host=h",
+            "{}",
         ];
         for shape in shapes {
             // Without a host of its own, what follows an `@` is one.

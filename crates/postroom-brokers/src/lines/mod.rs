@@ -17,7 +17,7 @@ use postroom::{Batch, FailureKind, Sink, SinkLimits, Unavailable, Verdict, Verdi
 use serde::Deserialize;
 use tokio::sync::{Mutex, oneshot};
 
-use crate::{Broker, OpenSinkError, Section, SinkOptions};
+use crate::{Broker, CheckFailed, OpenSinkError, Section, SinkOptions};
 
 use appended_file::AppendedFile;
 use standard_output::StandardOutput;
@@ -61,17 +61,22 @@ impl SinkOptions for FileOptions {
         format!("file {}", self.path.display())
     }
 
-    async fn check(&self) -> Result<String, Unavailable> {
-        let wrong = |problem: String| Unavailable::new(format!("file {}", self.path.display()), problem);
+    async fn check(&self) -> Result<String, CheckFailed> {
+        let wrong = |problem: String, advice: &str| CheckFailed {
+            problem: format!("{}: {problem}", self.path.display()),
+            advice: advice.to_owned(),
+        };
         if self.path.exists() {
             let opened = std::fs::OpenOptions::new().append(true).open(&self.path);
-            return opened.map(|_| "it can be appended to".to_owned()).map_err(|error| wrong(error.to_string()));
+            return opened.map(|_| "it can be appended to".to_owned()).map_err(|error| {
+                wrong(error.to_string(), "let the user who runs postroom write to it, or name another file")
+            });
         }
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if folder.is_dir() {
             Ok("it will be created".to_owned())
         } else {
-            Err(wrong(format!("the folder {} does not exist; create it", folder.display())))
+            Err(wrong(format!("the folder {} does not exist", folder.display()), "create the folder"))
         }
     }
 }
@@ -86,7 +91,7 @@ impl SinkOptions for StdoutOptions {
         "stdout".to_owned()
     }
 
-    async fn check(&self) -> Result<String, Unavailable> {
+    async fn check(&self) -> Result<String, CheckFailed> {
         Ok("messages go to standard output".to_owned())
     }
 }

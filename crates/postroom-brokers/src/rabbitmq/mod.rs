@@ -27,7 +27,7 @@ use lapin::{Connection, ConnectionProperties};
 use postroom::{Sink, Subscription, Unavailable, redact_url};
 use serde::Deserialize;
 
-use crate::{Broker, OpenSinkError, OpenSubscriptionError, Section, SinkOptions, SubscriptionOptions};
+use crate::{Broker, CheckFailed, OpenSinkError, OpenSubscriptionError, Section, SinkOptions, SubscriptionOptions};
 
 use tls::TlsFiles;
 
@@ -117,7 +117,7 @@ impl SinkOptions for RabbitmqOptions {
         format!("rabbitmq {}", redact_url(&self.url))
     }
 
-    async fn check(&self) -> Result<String, Unavailable> {
+    async fn check(&self) -> Result<String, CheckFailed> {
         check::exchange(self).await
     }
 }
@@ -132,7 +132,7 @@ impl SubscriptionOptions for RabbitmqSubscriptionOptions {
         format!("queue {:?} of rabbitmq {}", self.queue, redact_url(&self.url))
     }
 
-    async fn check(&self) -> Result<String, Unavailable> {
+    async fn check(&self) -> Result<String, CheckFailed> {
         check::queue(self).await
     }
 }
@@ -153,7 +153,7 @@ impl RabbitmqOptions {
     fn check(&self) -> Result<(), OpenSinkError> {
         let wrong = |problem| OpenSinkError { kind: "rabbitmq", problem };
         uri(&self.url).and_then(|(_, files)| files.read()).map_err(wrong)?;
-        short_enough("exchange", &self.exchange).map_err(wrong)?;
+        usable_name("exchange", &self.exchange).map_err(wrong)?;
         if self.channels == 0 || self.batch_messages_max == 0 || self.publish_deadline_seconds == 0 {
             let problem = "channels, batch_messages_max and publish_deadline_seconds must be at least 1";
             return Err(wrong(problem.to_owned()));
@@ -177,7 +177,7 @@ fn uri(url: &str) -> Result<(AMQPUri, TlsFiles), String> {
              virtual host percent-encoded (/ as %2f, @ as %40, : as %3a)"
         )
     })?;
-    short_enough("virtual host in url", &uri.vhost)?;
+    usable_name("virtual host in url", &uri.vhost)?;
     // Without a size of ours the client would take any that the broker names, and allocate a multiple of it.
     let frame_max = *uri.query.frame_max.get_or_insert(fence::FRAME_MAX_DEFAULT);
     if !(FRAME_MAX_MIN..=fence::FRAME_MAX_MAX).contains(&frame_max) {
@@ -198,12 +198,15 @@ fn warn_if_in_clear(url: &str) {
     }
 }
 
-/// AMQP carries names as short strings.
-fn short_enough(what: &str, name: &str) -> Result<(), String> {
-    if name.len() <= 255 {
-        return Ok(());
+/// AMQP carries names as short strings. RabbitMQ removes line breaks from a name that it declares and not from one that it looks for.
+fn usable_name(what: &str, name: &str) -> Result<(), String> {
+    if name.chars().any(char::is_control) {
+        return Err(format!("{what}: the name contains a control character; use letters, digits and punctuation"));
     }
-    Err(format!("{what}: the name has {} bytes, and AMQP allows 255; choose a shorter one", name.len()))
+    if name.len() > 255 {
+        return Err(format!("{what}: the name has {} bytes, and AMQP allows 255; choose a shorter one", name.len()));
+    }
+    Ok(())
 }
 
 /// Opens a connection.

@@ -18,7 +18,7 @@ use postroom::{Answer, Arrival, Bound, Partition, Receipt, Received, Subscriptio
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
-use super::{connect, properties, short_enough, uri};
+use super::{connect, properties, uri, usable_name};
 use crate::OpenSubscriptionError;
 
 /// A close that is not answered is not waited for.
@@ -65,15 +65,15 @@ fn default_prefetch() -> u16 {
 }
 
 impl RabbitmqSubscriptionOptions {
-    fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), String> {
         uri(&self.url)?.1.read()?;
         if self.queue.is_empty() {
             return Err("queue: the name is empty; name the queue to receive from".to_owned());
         }
-        short_enough("queue", &self.queue)?;
+        usable_name("queue", &self.queue)?;
         for binding in &self.bind {
-            short_enough("exchange in bind", &binding.exchange)?;
-            short_enough("routing_key in bind", &binding.routing_key)?;
+            usable_name("exchange in bind", &binding.exchange)?;
+            usable_name("routing_key in bind", &binding.routing_key)?;
         }
         if self.prefetch == 0 {
             // To the broker 0 means no limit.

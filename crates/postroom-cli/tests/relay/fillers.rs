@@ -15,10 +15,10 @@ use crate::commands::{json, postroom};
 const KEYS: usize = 40;
 
 /// `postroom run`; killed when dropped.
-struct Running(Child);
+pub struct Running(Child);
 
 impl Running {
-    fn start(config: &std::path::Path, log: &std::path::Path, panics: &str) -> Self {
+    pub fn start(config: &std::path::Path, log: &std::path::Path, panics: &str) -> Self {
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
         let mut command = surroundings::postroom();
         command.args(["run", "--json", "--config"]).arg(config).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
@@ -33,7 +33,7 @@ impl Running {
         assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
     }
 
-    fn terminate(mut self) -> std::process::Output {
+    pub fn terminate(mut self) -> std::process::Output {
         self.signal("TERM");
         let mut stdout = Vec::new();
         std::io::Read::read_to_end(self.0.stdout.as_mut().unwrap(), &mut stdout).unwrap();
@@ -54,7 +54,7 @@ async fn owner(client: &Client) -> Option<String> {
     client.query_opt(sql, &[]).await.unwrap().map(|row| row.get(0))
 }
 
-async fn until(client: &Client, what: &str) {
+pub async fn until(client: &Client, what: &str) {
     for _ in 0..6000 {
         if client.query_one(what, &[]).await.unwrap().get(0) {
             return;

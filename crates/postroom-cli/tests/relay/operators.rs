@@ -132,7 +132,8 @@ async fn messages_are_sent_listed_and_shown() {
         let sent =
             run(&["send", "--topic", "orders", "--key", "k\u{1b}[31m", "--payload", "{\"a\":1}", "--header", "h=v"]);
         let id = json(&sent)["id"].as_str().unwrap().to_owned();
-        assert_eq!(json(&run(&["messages", "list"]))["messages"], serde_json::json!([]), "no route takes it yet");
+        let listed = json(&run(&["messages", "list"]))["messages"].take();
+        assert_eq!((listed[0]["id"].as_str(), listed[0]["state"].as_str()), (Some(id.as_str()), Some("unrouted")));
         assert_eq!(run(&["messages", "list", "--route", "ordres"]).status.code(), Some(1), "there is no such route");
         let out = surroundings::scratch("out").join("out.jsonl");
         {
@@ -165,7 +166,7 @@ async fn a_route_is_forgotten_when_nothing_of_it_is_left_or_it_is_said_so() {
             run(&["send", "--topic", "orders"]);
             let refused = forget(&["--discard"]);
             assert_eq!(refused.status.code(), Some(1));
-            assert!(text(&refused.stderr).contains("still running"), "{}", text(&refused.stderr));
+            assert!(text(&refused.stderr).contains("may still be running"), "{}", text(&refused.stderr));
         }
         let refused = forget(&[]);
         assert_eq!(refused.status.code(), Some(1));
@@ -192,6 +193,11 @@ async fn init_writes_what_check_and_run_can_work_with() {
     let written = init(&["--store", database.url(), "--sink", "stdout"]);
     assert_eq!(written.status.code(), Some(0), "{}", text(&written.stderr));
     assert_eq!(init(&[]).status.code(), Some(1), "it is not written over");
+    let secret = init(&["--store", "postgres://app:s3cret@localhost/shop"]);
+    assert_eq!(secret.status.code(), Some(2));
+    assert!(!text(&secret.stderr).contains("s3cret") && text(&secret.stderr).contains("PGPASSFILE"));
+    let printed = json(&postroom(&["init", "--output", "-", "--json"]));
+    assert!(printed["text"].as_str().unwrap().contains("[[routes]]"), "{printed}");
     let check = || postroom(&["check", "--config", file, "--json"]);
     let before = check();
     assert_eq!(before.status.code(), Some(1));
@@ -243,6 +249,70 @@ async fn check_says_which_grants_an_exchange_and_a_queue_are_missing_and_changes
     assert!(said.contains("has the rights that it needs"), "{said}");
     let _relay = Running::relay(&poor, "kind = \"stdout\"\n");
     until(database.url(), "it runs", |status| status["routes"][0]["lanes_held"].as_i64() > Some(0));
+}
+
+#[tokio::test]
+async fn check_compares_an_exchange_and_a_queue_and_says_what_to_do() {
+    let database = Database::create().await;
+    assert_eq!(postroom(&["migrate", "--store", database.url()]).status.code(), Some(0));
+    let broker = surroundings::rabbitmq_url();
+    let dir = surroundings::scratch("check-broker");
+    let name = surroundings::unique();
+    postroom_testkit::rabbitmq::declare_otherwise(&broker, &name).await;
+    let checked = |url: &str, exchange: &str, queue: &str| {
+        let file = dir.join("postroom.toml");
+        let text = format!(
+            "[store]\nurl = {:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"rabbitmq\"\nurl = {url:?}\n\
+             exchange = {exchange:?}\n[[inboxes]]\nconsumer = \"billing\"\n[inboxes.from]\nkind = \"rabbitmq\"\n\
+             url = {url:?}\nqueue = {queue:?}\nbind = [{{ exchange = \"amq.topic\", routing_key = \"#\" }}]\n",
+            database.url()
+        );
+        std::fs::write(&file, text).unwrap();
+        postroom(&["check", "--config", file.to_str().unwrap()])
+    };
+    let said = text(&checked(&broker, &name, &name).stdout);
+    assert_eq!(said.matches("it exists with another type or other arguments").count(), 2, "{said}");
+    let nowhere = broker.replace("%2f", "nowhere");
+    let said = text(&checked(&nowhere, "e", "q").stdout);
+    assert!(said.contains("rabbitmqctl add_vhost"), "{said}");
+    let said = text(&checked(&broker.replace("guest:guest", "guest:wrong"), "e", "q").stdout);
+    assert!(said.contains("correct the user and the password") && !said.contains("wrong"), "{said}");
+    let refused = checked(&broker, "e\r\n", "q");
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stdout).contains("control character"), "{}", text(&refused.stdout));
+}
+
+/// A server that takes connections and says nothing, as one that hangs does.
+#[tokio::test]
+async fn every_command_ends_when_the_server_never_answers() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("postgres://u@{}/x", silent.local_addr().unwrap());
+    let commands: &[&[&str]] = &[
+        &["migrate"],
+        &["migrate", "--plan"],
+        &["status"],
+        &["why", "0199c9a2-7d2e-7bd0-a8d2-0b6d9c1c9a01"],
+        &["dead", "list"],
+        &["keys", "list"],
+        &["routes", "list"],
+        &["messages", "list"],
+        &["inbox", "prune", "--older-than", "90d", "--reason", "x"],
+        &["send", "--topic", "orders", "--type", "test", "--payload", "x"],
+    ];
+    let started: Vec<_> = commands
+        .iter()
+        .map(|command| {
+            let mut child = surroundings::postroom();
+            child.args(*command).args(["--store", &url]).stdout(Stdio::null()).stderr(Stdio::piped());
+            child.spawn().unwrap()
+        })
+        .collect();
+    for (command, child) in commands.iter().zip(started) {
+        let ended = child.wait_with_output().unwrap();
+        let said = text(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(69), "{command:?}: {said}");
+        assert!(said.contains("did not answer within 20 s"), "{command:?}: {said}");
+    }
 }
 
 #[tokio::test]

@@ -9,6 +9,8 @@ use postroom_testkit::services::{PostgresServer, RabbitServer};
 use postroom_testkit::surroundings;
 use tokio::task::JoinHandle;
 
+use crate::commands::postroom;
+use crate::fillers::{Running, until};
 use crate::rig::{RelayProcess, Rig, assert_clean};
 
 const MESSAGES: usize = 30_000;
@@ -81,6 +83,46 @@ async fn a_relay_with_nothing_to_publish_notices_that_its_broker_is_away_and_tha
     rig.until("the log says so", async || said("the sink is back after")).await;
     assert_eq!(relay.terminate().0, Some(0));
     assert_clean(&rig.history(0, false).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_inbox_whose_queue_is_empty_says_once_that_its_broker_is_away_and_that_it_is_back() {
+    let broker = surroundings::rabbitmq_url();
+    let (_, address) = broker.rsplit_once('@').unwrap();
+    let address = address.split('/').next().unwrap();
+    let link = Proxy::to(address).await;
+    let database = Database::create().await;
+    assert_eq!(postroom(&["migrate", "--store", database.url()]).status.code(), Some(0));
+    let dir = surroundings::scratch("inbox-outage");
+    let (config, log) = (dir.join("postroom.toml"), dir.join("run.log"));
+    let name = surroundings::unique();
+    let text = format!(
+        "[store]\nurl = {:?}\n[[inboxes]]\nconsumer = \"billing\"\n[inboxes.from]\nkind = \"rabbitmq\"\nurl = {:?}\nqueue = {name:?}\n\
+         bind = [{{ exchange = {name:?}, routing_key = \"#\" }}]\n",
+        database.url(),
+        broker.replace(address, &link.address())
+    );
+    std::fs::write(&config, text).unwrap();
+    let running = Running::start(&config, &log, "");
+    let said = |words: &str| std::fs::read_to_string(&log).unwrap().matches(words).count();
+    let client = database.connect().await;
+    let connected = "select count(*) = 1 from postroom.inbox_fillers where source is not null and source_error is null";
+    until(&client, connected).await;
+    link.set(Link::BlackHole);
+    link.reset();
+    until(&client, "select bool_and(source_error is not null) from postroom.inbox_fillers").await;
+    // Long enough for several tries.
+    while said("failed to") == 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    link.set(Link::Open);
+    link.reset();
+    until(&client, connected).await;
+    while said("messages can be received again after") == 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(running.terminate().status.code(), Some(0));
+    assert_eq!(said("failed to"), 1, "{}", std::fs::read_to_string(&log).unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -59,5 +59,5 @@ async fn unroutable_messages_are_never_marked_stored() {
     let parked: HashSet<String> = rows.iter().map(|row| row.get::<_, uuid::Uuid>(0).to_string()).collect();
     assert_eq!(parked, unroutable, "I1a: every unroutable message is kept");
     assert!(rows.iter().all(|row| row.get::<_, String>(1).contains("unroutable")));
-    assert_eq!(summary.counters.stored as usize, routable.len(), "I21");
+    assert_eq!(summary.counters.stored as usize, routable.len(), "I1a");
 }

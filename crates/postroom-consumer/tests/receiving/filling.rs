@@ -276,7 +276,8 @@ async fn a_stop_while_the_inbox_is_being_taken_gives_it_back() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     client.batch_execute("select pg_advisory_unlock(7)").await.unwrap();
     filling.task.await.unwrap();
-    until(&observer, "select count(*) = 0 from pg_stat_activity where query ilike 'commit%' and state = 'active'").await;
+    until(&observer, "select count(*) = 0 from pg_stat_activity where query ilike 'commit%' and state = 'active'")
+        .await;
     until(&observer, "select count(*) = 1 from postroom.inbox_fillers").await;
     let owner: Option<String> =
         observer.query_one("select owner from postroom.inbox_fillers", &[]).await.unwrap().get(0);

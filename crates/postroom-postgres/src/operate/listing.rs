@@ -48,7 +48,7 @@ pub(crate) async fn messages(connector: &Connector, filter: &MessageFilter, limi
 
 fn one(row: &Row) -> Result<ListedMessage, BoxError> {
     Ok(ListedMessage {
-        route: shown(row, 0)?,
+        route: shown_opt(row, 0)?,
         id: row.try_get::<_, uuid::Uuid>(1)?.to_string(),
         state: word(row, 2, ListedPlace::of)?,
         topic: shown(row, 3)?,

@@ -17,6 +17,6 @@ pub(crate) use listing::{message, messages, send};
 pub(crate) use prune::prune_inbox;
 pub(crate) use receptions::receptions;
 pub(crate) use routes::{forget_route, routes, set_route};
-pub(crate) use session::{with_blockers, within};
+pub(crate) use session::{while_it_answers, with_blockers, within};
 pub(crate) use status::{status, unrouted_topics};
 pub(crate) use why::whereabouts;

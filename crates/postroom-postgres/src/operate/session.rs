@@ -65,6 +65,30 @@ pub(crate) async fn within<T>(
     }
 }
 
+/// How often a server that works for long is asked whether it is there, and how long it has for that answer.
+const LOOKS_EVERY: Duration = Duration::from_secs(15);
+const IS_THERE_WITHIN: Duration = Duration::from_secs(15);
+
+/// Something that may take as long as it needs, as long as the server answers others meanwhile. None: it answered nobody, twice in a row.
+pub(crate) async fn while_it_answers<T>(connector: &Connector, work: impl Future<Output = T>) -> Option<T> {
+    let silence = async {
+        let mut silent = 0;
+        while silent < 2 {
+            tokio::time::sleep(LOOKS_EVERY).await;
+            let asked = async {
+                connector.connect().await?.batch_execute("select 1").await.map_err(|error| store_error("ask", error))
+            };
+            // A refusal is an answer too.
+            silent = if tokio::time::timeout(IS_THERE_WITHIN, asked).await.is_err() { silent + 1 } else { 0 };
+        }
+    };
+    tokio::select! {
+        biased;
+        done = work => Some(done),
+        () = silence => None,
+    }
+}
+
 /// Adds who holds locks on our tables to an error of a wait for one.
 pub(crate) async fn with_blockers(connector: &Connector, error: StoreError) -> StoreError {
     let StoreError::Busy { what, source } = error else { return error };
@@ -89,4 +113,21 @@ async fn blockers(connector: &Connector) -> Result<Vec<String>, StoreError> {
         .await
         .map_err(|error| store_error("find out who holds locks", error))?;
     Ok(rows.iter().filter_map(|row| row.try_get(0).ok()).collect())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn work_on_a_server_that_answers_nobody_is_given_up() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("postgres://u@{}/x", silent.local_addr().unwrap());
+        let connector = Connector::new(&url).unwrap();
+        assert_eq!(while_it_answers(&connector, std::future::pending::<()>()).await, None);
+        // One that refuses is there.
+        drop(silent);
+        assert_eq!(while_it_answers(&connector, tokio::time::sleep(Duration::from_secs(3600))).await, Some(()));
+    }
 }

@@ -1,6 +1,6 @@
 //! One message's life, for an operator who asks why it has not arrived.
 
-use postroom::{BoxError, MessageId, ParkedState, Place, StoreError, Whereabouts, lasting};
+use postroom::{BoxError, MessageId, ParkedState, Place, StoreError, Whereabouts, attempts_of, lasting};
 use tokio_postgres::Row;
 
 use crate::connect::Connector;
@@ -67,7 +67,7 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         attempts = row.try_get("dead_attempts")?;
         history = serde_json::from_str(row.try_get("dead_history")?).unwrap_or_default();
         let error: String = row.try_get("error")?;
-        because.push(format!("it died {} ago, {cause} after {attempts} attempts: {error}", seconds("died_ago")?));
+        because.push(format!("it died {} ago, {cause} after {}: {error}", seconds("died_ago")?, attempts_of(attempts)));
         because.push("`postroom dead retry` sends it again, `postroom dead discard` deletes it".to_owned());
         Place::Dead
     } else if let Some(parked) = parked {
@@ -103,10 +103,19 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         because.push("the route does not take its topic".to_owned());
         Place::NotTaken
     } else if passed && row.try_get::<_, Option<bool>>("before_start")?.unwrap_or_default() {
-        because.push(
-            "it was written before the route began with start_at = \"now\", so the route never sent it".to_owned(),
-        );
-        Place::NotTaken
+        let began = "it was written before the route began with start_at = \"now\"";
+        match row.try_get::<_, Option<String>>("forgotten")? {
+            None => {
+                because.push(format!("{began}, so the route never sent it"));
+                Place::NotTaken
+            }
+            Some(deed) => {
+                because.push(format!(
+                    "{began}; a route of the same name was forgotten before ({deed}), and that one may have sent it"
+                ));
+                Place::Passed
+            }
+        }
     } else if passed && row.try_get::<_, bool>("before_rebase")? {
         because.push(
             "the route had passed it when the database was restored or replaced; this database does not know whether \
@@ -135,11 +144,13 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         if row.try_get::<_, Option<f64>>("visible_in")?.is_some_and(|seconds| seconds > 0.0) {
             because.push(format!("it is delayed and due in {}", seconds("visible_in")?));
         }
+        let held = row.try_get::<_, Option<String>>("owner")?.is_some();
         because.push(match before {
-            0 => "it is the next message of its lane, or a relay has already claimed it".to_owned(),
-            _ => {
-                format!("{before}{} messages of its lane are before it", if before >= 10_000 { " or more" } else { "" })
-            }
+            0 if held => "it is the next message of its lane, or its relay has already claimed it".to_owned(),
+            0 => "it is the next message of its lane".to_owned(),
+            1 => "1 message of its lane is before it".to_owned(),
+            10_000.. => format!("{before} or more messages of its lane are before it"),
+            _ => format!("{before} messages of its lane are before it"),
         });
         block(&mut because)?;
         relay(&mut because)?;

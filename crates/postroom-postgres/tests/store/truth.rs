@@ -1,6 +1,6 @@
 //! What people are told of messages is what is known of them.
 
-use postroom::{Deed, Operator, Place, Route, RouteChange, StartAt, TopicFilter};
+use postroom::{Deed, Operator, Place, Route, RouteChange, Source, StartAt, TopicFilter};
 
 use crate::setup::{drain, enqueue, prepared, route, source_of, store};
 
@@ -45,4 +45,73 @@ async fn strict_topics_refuse_a_mistyped_one_however_it_is_written() {
         assert!(error.hint().unwrap().contains("routes list"), "{error:?}");
     }
     client.batch_execute("select postroom.strict_topics(false); insert into postroom.outbox (topic, type, payload) values ('x', 'k', 'x')").await.unwrap();
+}
+
+#[tokio::test]
+async fn why_does_not_deny_what_a_forgotten_route_of_that_name_sent() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let first = source_of(&database, &route(), "relay").await;
+    let sent = enqueue(&client, Some("a"), 1).await[0];
+    assert_eq!(drain(&first).await, [sent]);
+    first.release().await.unwrap();
+    let deed = Deed { actor: "ann".to_owned(), reason: "moved".to_owned() };
+    assert!(store(&database).forget_route(&route().name, false, &deed).await.unwrap().unwrap().done);
+    let from_now = Route { start_at: StartAt::Now, ..route() };
+    let _second = source_of(&database, &from_now, "relay").await;
+    let told = store(&database).whereabouts(sent).await.unwrap().remove(0);
+    assert_eq!(told.state, Place::Passed, "{:?}", told.because);
+    assert!(told.because[0].contains("ann") && told.because[0].contains("may have sent it"), "{:?}", told.because);
+}
+
+/// The statement in docs/operating.md, as it stands there.
+fn documented_clean_up() -> &'static str {
+    let docs = include_str!("../../../../docs/operating.md");
+    let (_, section) = docs.split_once("## The outbox grows").unwrap();
+    section.split_once("```sql\n").unwrap().1.split_once("```").unwrap().0
+}
+
+#[tokio::test]
+async fn the_documented_clean_up_deletes_what_every_route_has_sent_and_nothing_else() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let topics = TopicFilter::new(["orders"]).unwrap();
+    let first = Route { topics: topics.clone(), ..route() };
+    let relay = source_of(&database, &first, "relay").await;
+    let written = async |topic: &str| {
+        let sql = "with w as (select postroom.enqueue($1, 'k', 'x'::text, key => 'a') as id)
+                   select w.id::text from w";
+        client.query_one(sql, &[&topic]).await.unwrap().get::<_, String>(0)
+    };
+    let sent = written("orders").await;
+    let unrouted = written("ordres").await;
+    let passed_by = written("later").await;
+    assert_eq!(drain(&relay).await.len(), 1);
+    relay.renew(&postroom::Report::default()).await.unwrap();
+    let unsent = written("orders").await;
+    client.batch_execute("update postroom.outbox set occurred_at = now() - interval '8 days'").await.unwrap();
+    let recent = written("recent").await;
+    // Taken only after the route had passed the message of that topic.
+    let deed = Deed { actor: "ann".to_owned(), reason: "x".to_owned() };
+    let more = RouteChange { topics: Some(TopicFilter::new(["orders", "later"]).unwrap()), ..RouteChange::default() };
+    store(&database).set_route(&first.name, &more, &deed).await.unwrap();
+    let left = async || {
+        client.batch_execute(documented_clean_up()).await.unwrap();
+        let rows = client.query("select id::text from postroom.outbox order by seq", &[]).await.unwrap();
+        let mut ids: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        ids.sort_unstable();
+        ids
+    };
+    let sorted = |mut ids: Vec<&String>| {
+        ids.sort_unstable();
+        ids.into_iter().cloned().collect::<Vec<_>>()
+    };
+    let kept = left().await;
+    assert!(!kept.contains(&sent), "what was sent is gone");
+    assert_eq!(kept, sorted(vec![&unrouted, &passed_by, &unsent, &recent]));
+    // A second route that has not come so far keeps what it still has to send.
+    drain(&relay).await;
+    relay.release().await.unwrap();
+    let _slow = source_of(&database, &Route { name: "slow".to_owned(), topics, ..route() }, "slow").await;
+    assert_eq!(left().await, kept);
 }

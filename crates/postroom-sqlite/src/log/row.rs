@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use crate::text::Text;
 use bytes::Bytes;
 use postroom::lane_book::Found;
 use postroom::{Message, MessageId, headers_from_json};
@@ -52,17 +53,12 @@ pub(crate) fn message_of(row: &Row<'_>) -> Result<(Message, Option<String>), rus
     let occurred_ms: Option<i64> = row.get("occurred_ms")?;
     let occurred = occurred_ms.map(|ms| Duration::from_millis(ms.max(0) as u64));
     let mut unreadable = Vec::new();
-    // SQLite takes any bytes for text.
     let mut text = |column: &'static str| -> Result<Option<String>, rusqlite::Error> {
-        let value = row.get_ref(column)?;
-        let Ok(bytes) = value.as_bytes() else { return row.get(column) };
-        Ok(Some(match std::str::from_utf8(bytes) {
-            Ok(text) => text.to_owned(),
-            Err(_) => {
-                unreadable.push(column);
-                String::from_utf8_lossy(bytes).into_owned()
-            }
-        }))
+        let Some(Text { text, whole }) = row.get(column)? else { return Ok(None) };
+        if !whole {
+            unreadable.push(column);
+        }
+        Ok(Some(text))
     };
     let message = Message {
         id: MessageId::from(uuid::Uuid::from_u128(id)),

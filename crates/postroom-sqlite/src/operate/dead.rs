@@ -6,6 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 use crate::connect::NOW;
 use crate::connect::{store_error, word};
 use crate::log::record::{COPIED, promote};
+use crate::text::{Text, text, text_or_null};
 
 /// Dead letters by filter, oldest first, at most `limit`.
 pub(crate) fn dead_letters(
@@ -108,15 +109,19 @@ fn act(
         return Ok(letters);
     }
     for DeadLetter { route, seq, key, .. } in &letters {
+        // A key that is not UTF-8 can be given to no statement: its messages are tried again without their order.
+        let sql = "select coalesce(key, aggregate_id) from postroom_dead_letters where route = ?1 and seq = ?2";
+        let stored: Option<Text> = tx.query_row(sql, params![route, seq], |row| row.get(0))?;
+        let key = key.as_ref().filter(|_| stored.is_some_and(|key| key.whole));
         if what == DeadDeed::Retry {
             let sql = format!(
                 "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, last_error, history, {COPIED})
                  select route, seq, 0, coalesce(key, aggregate_id),
-                        case when coalesce(key, aggregate_id) is null then 'retry' else 'queued' end, 0, {NOW}, error, history, {COPIED}
+                        case when ?3 is null then 'retry' else 'queued' end, 0, {NOW}, error, history, {COPIED}
                    from postroom_dead_letters where route = ?1 and seq = ?2
                      on conflict (route, seq) do nothing"
             );
-            tx.execute(&sql, params![route, seq])?;
+            tx.execute(&sql, params![route, seq, key])?;
         }
         tx.execute("delete from postroom_dead_letters where route = ?1 and seq = ?2", params![route, seq])?;
         tx.execute("delete from postroom_blocked_keys where route = ?1 and seq = ?2", params![route, seq])?;
@@ -183,19 +188,19 @@ fn letter(row: &Row<'_>) -> Result<DeadLetter, rusqlite::Error> {
     Ok(DeadLetter {
         route: row.get(0)?,
         seq: row.get(1)?,
-        id: row.get(2)?,
-        topic: row.get(3)?,
-        kind: row.get(4)?,
-        key: row.get(5)?,
-        tenant_id: row.get(6)?,
-        aggregate_id: row.get(7)?,
+        id: text(row, 2)?,
+        topic: text(row, 3)?,
+        kind: text(row, 4)?,
+        key: text_or_null(row, 5)?,
+        tenant_id: text_or_null(row, 6)?,
+        aggregate_id: text_or_null(row, 7)?,
         attempts: row.get(8)?,
         cause: word(row, 9, Cause::of)?,
-        error: row.get(10)?,
+        error: text(row, 10)?,
         died_seconds_ago: row.get(11)?,
         payload_bytes: row.get(12)?,
-        headers: headers_from_json(row.get::<_, Option<String>>(13)?.as_deref()),
-        history: serde_json::from_str(&row.get::<_, String>(14)?).unwrap_or_default(),
+        headers: headers_from_json(text_or_null(row, 13)?.as_deref()),
+        history: serde_json::from_str(&text(row, 14)?).unwrap_or_default(),
         lane: 0,
     })
 }

@@ -7,6 +7,7 @@ use crate::connect::NOW;
 use crate::connect::{store_error, word};
 use crate::log::record::promote;
 use crate::operate::dead::audit;
+use crate::text::{text, text_or_null};
 
 /// Keys that wait, longest first, at most `limit`.
 pub(crate) fn waiting_keys(
@@ -44,14 +45,14 @@ pub(crate) fn waiting_keys(
     let read = |row: &Row<'_>| {
         Ok(WaitingKey {
             route: row.get(0)?,
-            key: row.get(1)?,
+            key: text(row, 1)?,
             waits_for: word(row, 2, WaitsFor::of)?,
-            head: row.get(3)?,
+            head: text_or_null(row, 3)?,
             messages: row.get(4)?,
             attempts: row.get(5)?,
             since_seconds: row.get(6)?,
             retry_in_seconds: row.get(7)?,
-            reason: row.get(8)?,
+            reason: text_or_null(row, 8)?,
         })
     };
     connection
@@ -74,14 +75,14 @@ fn waiting_keys_in(connection: &Connection, consumer: Option<&str>, limit: i64) 
     let read = |row: &Row<'_>| {
         Ok(WaitingKey {
             route: row.get(0)?,
-            key: row.get(1)?,
+            key: text(row, 1)?,
             waits_for: WaitsFor::Retry,
-            head: row.get(2)?,
+            head: text_or_null(row, 2)?,
             messages: row.get(3)?,
             attempts: row.get(4)?,
             since_seconds: row.get(5)?,
             retry_in_seconds: row.get(6)?,
-            reason: row.get(7)?,
+            reason: text_or_null(row, 7)?,
         })
     };
     connection

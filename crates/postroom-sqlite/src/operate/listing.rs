@@ -8,6 +8,7 @@ use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 use crate::connect::{NOW, store_error, word};
 use crate::operate::status::TAKES;
 use crate::outbox::enqueue;
+use crate::text::{text, text_or_null};
 
 /// So many rows of the outbox are looked at, the newest.
 const ROWS_MAX: i64 = 50_000;
@@ -25,6 +26,9 @@ pub(crate) fn messages(connection: &Connection, filter: &MessageFilter, limit: i
               where {TAKES}
                 and not exists (select 1 from postroom_parked p where p.route = r.name and p.seq = o.seq and p.id = o.id)
                 and not exists (select 1 from postroom_dead_letters d where d.route = r.name and d.seq = o.seq and d.id = o.id)
+             union all
+             select null, o.id, 'unrouted', o.topic, o.type, o.key, 0, o.occurred_ms from looked o
+              where not exists (select 1 from postroom_routes r where {TAKES})
              union all
              select route, id, state, topic, type, coalesce(key, aggregate_id), attempts, occurred_ms from postroom_parked
              union all
@@ -51,9 +55,9 @@ pub(crate) fn messages(connection: &Connection, filter: &MessageFilter, limit: i
             route: row.get(0)?,
             id: row.get(1)?,
             state: word(row, 2, ListedPlace::of)?,
-            topic: row.get(3)?,
-            kind: row.get(4)?,
-            key: row.get(5)?,
+            topic: text(row, 3)?,
+            kind: text(row, 4)?,
+            key: text_or_null(row, 5)?,
             attempts: row.get(6)?,
             age_seconds: (clock - row.get::<_, i64>(7)?) as f64 / 1000.0,
         })
@@ -64,7 +68,8 @@ pub(crate) fn messages(connection: &Connection, filter: &MessageFilter, limit: i
         .map_err(failed)?;
     let more = messages.len() as i64 > limit;
     messages.truncate(limit.max(0) as usize);
-    let of_outbox = place.is_none_or(|place| matches!(place, ListedPlace::Waiting | ListedPlace::Done));
+    let of_outbox =
+        place.is_none_or(|place| matches!(place, ListedPlace::Waiting | ListedPlace::Done | ListedPlace::Unrouted));
     let sql = "select count(*) from (select 1 from postroom_outbox limit ?1)";
     let rows: i64 = connection.query_row(sql, [ROWS_MAX + 1], |row| row.get(0)).map_err(failed)?;
     Ok(Listed { messages, cut: more || (of_outbox && rows > ROWS_MAX) })
@@ -83,15 +88,15 @@ pub(crate) fn message(connection: &Connection, id: MessageId) -> Result<Option<S
         let stored = StoredMessage {
             found_in: row.get(0)?,
             id: row.get(1)?,
-            topic: row.get(2)?,
-            kind: row.get(3)?,
-            key: row.get(4)?,
-            routing_key: row.get(5)?,
-            content_type: row.get(6)?,
-            headers: headers_from_json(row.get::<_, Option<String>>(7)?.as_deref()),
-            tenant_id: row.get(8)?,
-            aggregate_type: row.get(9)?,
-            aggregate_id: row.get(10)?,
+            topic: text(row, 2)?,
+            kind: text(row, 3)?,
+            key: text_or_null(row, 4)?,
+            routing_key: text_or_null(row, 5)?,
+            content_type: text(row, 6)?,
+            headers: headers_from_json(text_or_null(row, 7)?.as_deref()),
+            tenant_id: text_or_null(row, 8)?,
+            aggregate_type: text_or_null(row, 9)?,
+            aggregate_id: text_or_null(row, 10)?,
             aggregate_version: row.get(11)?,
             age_seconds: 0.0,
             payload: row.get(13)?,

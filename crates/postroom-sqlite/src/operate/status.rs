@@ -8,6 +8,7 @@ use rusqlite::{Connection, Row};
 use crate::connect::NOW;
 use crate::connect::store_error;
 use crate::migrate::version;
+use crate::text::{text, text_or_null};
 
 /// Reads the state of the store; writes nothing.
 pub(crate) fn status(connection: &Connection) -> Result<StoreStatus, StoreError> {
@@ -46,7 +47,7 @@ pub(crate) fn status(connection: &Connection) -> Result<StoreStatus, StoreError>
             scheduled_is_bound: false,
             retrying: row.get(8)?,
             retrying_is_bound: false,
-            last_failure: row.get(9)?,
+            last_failure: text_or_null(row, 9)?,
             dead: row.get(5)?,
             dead_is_bound: false,
             lanes: 1,
@@ -133,7 +134,7 @@ fn inbox(row: &Row<'_>) -> Result<InboxStatus, rusqlite::Error> {
         waiting: row.get(1)?,
         retrying: row.get(2)?,
         waiting_is_bound: false,
-        last_failure: row.get(11)?,
+        last_failure: text_or_null(row, 11)?,
         oldest_seconds: row.get(3)?,
         dead: row.get(4)?,
         dead_is_bound: false,
@@ -150,7 +151,7 @@ pub(crate) fn unrouted_topics(connection: &Connection) -> Result<Vec<UnroutedTop
           group by o.topic order by 2 desc, 1 limit 20"
     );
     let topic =
-        |row: &Row<'_>| Ok(UnroutedTopic { topic: row.get(0)?, messages: row.get(1)?, oldest_seconds: row.get(2)? });
+        |row: &Row<'_>| Ok(UnroutedTopic { topic: text(row, 0)?, messages: row.get(1)?, oldest_seconds: row.get(2)? });
     connection
         .prepare(&sql)
         .and_then(|mut statement| statement.query_map([], topic)?.collect())

@@ -1,9 +1,10 @@
 //! One message's life, for an operator who asks why it has not arrived.
 
-use postroom::{MessageId, ParkedState, Place, StoreError, Whereabouts, lasting};
+use postroom::{MessageId, ParkedState, Place, StoreError, Whereabouts, attempts_of, lasting};
 use rusqlite::{Connection, Row};
 
 use crate::connect::{NOW, store_error};
+use crate::text::{text, text_or_null};
 
 /// Where a message is on every route that has run.
 pub(crate) fn whereabouts(connection: &Connection, id: MessageId) -> Result<Vec<Whereabouts>, StoreError> {
@@ -50,28 +51,28 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
     let (mut attempts, mut history) = (0, Vec::new());
     let parked: Option<String> = row.get(3)?;
     let cause: Option<String> = row.get(9)?;
-    let blocked: Option<String> = row.get(12)?;
+    let blocked = text_or_null(row, 12)?;
     let read = |text: Option<String>| serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default();
     let state = if let Some(cause) = cause {
-        (attempts, history) = (row.get(8)?, read(row.get(11)?));
-        because.push(format!("{cause} after {attempts} attempts: {}", row.get::<_, String>(10)?));
+        (attempts, history) = (row.get(8)?, read(text_or_null(row, 11)?));
+        because.push(format!("{cause} after {}: {}", attempts_of(attempts), text(row, 10)?));
         because.push("`postroom dead retry` sends it again, `postroom dead discard` deletes it".to_owned());
         Place::Dead
     } else if let Some(parked) = parked {
-        (attempts, history) = (row.get(4)?, read(row.get(7)?));
+        (attempts, history) = (row.get(4)?, read(text_or_null(row, 7)?));
         let behind: Option<String> = row.get(15)?;
         match behind {
             Some(head) => because.push(format!("it waits behind message {head} of its key")),
             None => because.push(format!("it is due in {}", lasting(row.get::<_, f64>(6)?))),
         }
-        because.extend(row.get::<_, Option<String>>(5)?.map(|error| format!("its last error: {error}")));
+        because.extend(text_or_null(row, 5)?.map(|error| format!("its last error: {error}")));
         match ParkedState::of(&parked) {
             _ if blocked.is_some() => Place::Blocked,
             Some(ParkedState::Scheduled) => Place::Scheduled,
             Some(ParkedState::Queued) => Place::Queued,
             Some(ParkedState::Retry) | None => Place::Retry,
         }
-    } else if let Some(discarded) = row.get::<_, Option<String>>(17)? {
+    } else if let Some(discarded) = text_or_null(row, 17)? {
         because.push(format!("it was dead, and an operator discarded it ({discarded})"));
         Place::Discarded
     } else if !row.get::<_, bool>(16)? {
@@ -87,8 +88,10 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
         because.push("the broker confirmed it".to_owned());
         Place::Acked
     } else {
+        let held = row.get::<_, Option<String>>(13)?.is_some();
         because.push(match row.get::<_, i64>(14)? {
-            0 => "it is the next message, or a relay has already claimed it".to_owned(),
+            0 if held => "it is the next message, or its relay has already claimed it".to_owned(),
+            0 => "it is the next message".to_owned(),
             1 => "1 message is before it".to_owned(),
             before => format!("{before} messages are before it"),
         });
@@ -100,12 +103,12 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
             Some(owner) => format!("relay {owner} holds its lane"),
             None => "no relay holds its lane: start one with `postroom run`".to_owned(),
         });
-        if let (Some(error), Some(_)) = (row.get::<_, Option<String>>(19)?, row.get::<_, Option<String>>(13)?) {
+        if let (Some(error), Some(_)) = (text_or_null(row, 19)?, row.get::<_, Option<String>>(13)?) {
             let what =
                 if row.get::<_, Option<bool>>(20)? == Some(true) { "has accepted nothing" } else { "has been down" };
             let since = row.get::<_, Option<f64>>(21)?.unwrap_or_default();
             because.push(format!("that relay's sink {what} for {}: {error}", lasting(since)));
         }
     }
-    Ok(Whereabouts { route: row.get(0)?, state, key: row.get(1)?, attempts, because, history })
+    Ok(Whereabouts { route: row.get(0)?, state, key: text_or_null(row, 1)?, attempts, because, history })
 }

@@ -378,7 +378,7 @@ pub async fn what_cannot_be_done_changes_nothing_and_leaves_no_audit_row<F: Oper
     assert!(store.audit().await.is_empty());
 }
 
-/// I13: what is remembered no more would have its effect again.
+/// I5a: what is remembered no more would have its effect again.
 pub async fn the_inbox_is_not_pruned_below_its_horizon<F: Operated>(store: F) {
     const DAY: Duration = Duration::from_secs(24 * 3600);
     store.processed(60 * DAY, 7).await;
@@ -517,6 +517,15 @@ pub async fn messages_are_listed_by_each_condition<F: Operated>(store: F) {
     let cut = store.operator().messages(&none(), 2).await.expect("messages");
     assert_eq!((cut.messages.len(), cut.cut), (2, true));
     assert_eq!(cut.messages[0].id, unread.id.to_string(), "the newest first");
+    // One that no route takes is nobody's, and must be found all the same.
+    let change = RouteChange { topics: Some(TopicFilter::new(["orders"]).expect("a name")), ..RouteChange::default() };
+    store.operator().set_route("orders", &change, &deed()).await.expect("set").expect("a route");
+    store.commit(std::slice::from_ref(&other)).await;
+    let unrouted = [(other.id.to_string(), ListedPlace::Unrouted)];
+    assert_eq!(find(MessageFilter { topic: Some(other.topic.clone()), ..none() }).await, unrouted);
+    assert_eq!(find(MessageFilter { place: Some(ListedPlace::Unrouted), ..none() }).await, unrouted);
+    assert_eq!(find(MessageFilter { route: Some("orders".to_owned()), ..none() }).await.len(), 6);
+    assert_eq!(find(none()).await.len(), 7);
 }
 
 pub async fn a_message_is_shown_with_everything_that_is_stored<F: Operated>(store: F) {
@@ -532,7 +541,7 @@ pub async fn a_message_is_shown_with_everything_that_is_stored<F: Operated>(stor
     assert_eq!(store.operator().message(MessageId::new()).await.expect("a look"), None);
 }
 
-/// I6, I13.
+/// I6, I20.
 pub async fn a_route_that_is_gone_is_forgotten_and_nothing_of_it_by_mistake<F: Operated>(store: F) {
     let operator = store.operator();
     let forget = async |discard| operator.forget_route("orders", discard, &deed()).await.expect("forget");

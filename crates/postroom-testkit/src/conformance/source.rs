@@ -288,7 +288,7 @@ pub async fn two_relays_never_have_the_same_message<F: Outbox>(outbox: F) {
     outbox.commit(&messages).await;
     let (mine, theirs) = (claim_all(&first).await, claim_all(&second).await);
     let all: HashSet<MessageId> = ids(&mine).into_iter().chain(ids(&theirs)).collect();
-    assert_eq!(mine.len() + theirs.len(), all.len(), "I7: one lane, one relay");
+    assert_eq!(mine.len() + theirs.len(), all.len(), "I9: one lane, one relay");
     assert_eq!(all, ids_of(&messages).into_iter().collect());
 }
 
@@ -342,7 +342,7 @@ pub async fn a_claim_brings_no_more_than_was_asked_for<F: Outbox>(outbox: F) {
     assert_eq!(sorted(out), sorted(ids_of(&messages)), "I1: what did not fit comes later");
 }
 
-/// I4 and I11: the first failure stops its key, and others flow.
+/// I4 and I7: the first failure stops its key, and others flow.
 pub async fn a_failed_message_holds_up_its_key_and_nobody_else<F: Outbox>(outbox: F) {
     let source = holding(&outbox, "relay").await;
     let of_a = [message("a"), message("a"), message("a"), message("a")];
@@ -423,7 +423,7 @@ pub async fn a_dead_message_stays_dead<F: Outbox>(outbox: F) {
     assert_eq!(drain(&next).await, [], "its key goes on without it");
 }
 
-/// I12: nothing of the key goes out until an operator decides, not even after a restart.
+/// Nothing of the key goes out until an operator decides, not even after a restart.
 pub async fn a_dead_message_that_blocks_its_key_keeps_the_others_parked<F: Outbox>(outbox: F) {
     let source = holding(&outbox, "first").await;
     outbox.commit(&[message("a"), message("a"), message("b")]).await;
@@ -518,7 +518,7 @@ pub async fn nothing_is_lost_or_reordered_whatever_becomes_of_each_message<F: Ou
         if idle > 3 {
             break;
         }
-        assert!(turn < 20_000, "I10: it does not come to an end");
+        assert!(turn < 20_000, "I8: it does not come to an end");
     }
     let done: HashSet<MessageId> = seen.iter().map(|(id, _)| *id).collect();
     let lost = committed.iter().filter(|(id, _)| !done.contains(id) && !buried.contains(id)).count();

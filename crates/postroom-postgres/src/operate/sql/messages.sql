@@ -1,4 +1,4 @@
--- Messages by filter, newest first, one row for each route that takes them. $1 route, $2 topic, $3 key, $4 place, $5 newer than and
+-- Messages by filter, newest first, one row for each route that takes them, or one without a route if none does. $1 route, $2 topic, $3 key, $4 place, $5 newer than and
 -- $6 older than so many seconds; null: any. $7 limit. $8 rows of the outbox are looked at, the newest, over all lanes or, where a key
 -- is given, in its lane. The first row has no message and says whether that cut the list.
 with lanes as (
@@ -27,9 +27,18 @@ of_outbox as (
        and not exists (select from postroom.parked p where p.route = r.name and p.seq = o.seq and p.id = o.id)
        and not exists (select from postroom.dead_letters d where d.route = r.name and d.seq = o.seq and d.id = o.id)
 ),
+unrouted as (
+    select null::text as name, o.id, 'unrouted' as state, o.topic, o.type, o.key, 0::bigint as attempts, o.occurred_at
+      from looked o
+     where $1::text is null
+       and not exists (select from postroom.routes r cross join unnest(r.topics) t
+                        where o.topic = t or (t like '%*' and starts_with(o.topic, left(t, -1))))
+),
 matching as (
     select m.*
       from (select * from of_outbox where coalesce($4::text, 'waiting') in ('waiting', 'done')
+             union all
+            select * from unrouted where coalesce($4::text, 'unrouted') = 'unrouted'
              union all
             select p.route, p.id, p.state, p.topic, p.type, coalesce(p.key, p.aggregate_id), p.attempts::bigint, p.occurred_at
               from postroom.parked p
@@ -45,7 +54,7 @@ matching as (
        and ($6::float8 is null or m.occurred_at <= clock_timestamp() - $6 * interval '1 second')
 )
 select null::text, null::uuid, null::text, null::text, null::text, null::text, null::bigint, null::float8,
-       coalesce($4::text, 'waiting') in ('waiting', 'done')
+       coalesce($4::text, 'waiting') in ('waiting', 'done', 'unrouted')
        and coalesce((select bool_or(c.rows >= c.share) from (select count(*) as rows, min(share) as share from looked group by lane) c), false)
 union all
 (select m.name, m.id, m.state, m.topic, m.type, m.key, m.attempts, extract(epoch from clock_timestamp() - m.occurred_at)::float8, false

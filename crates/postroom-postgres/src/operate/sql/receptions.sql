@@ -16,12 +16,12 @@ consumers as (
     union select d.consumer from postroom.dead_consume d where d.message_id = $1
 )
 select c.consumer, m.state, coalesce(m.ordering_key, d.ordering_key) as key, m.attempts::bigint as attempts, m.last_error,
-       m.history::text as history, greatest(extract(epoch from m.due_at - clock_timestamp()), 0)::float8 as due_in, m.claimed_by,
+       m.history::text as history, extract(epoch from m.due_at - clock_timestamp())::float8 as due_in, m.claimed_by,
        (select h.message_id::text from postroom.inbox_messages h
          where h.consumer = m.consumer and h.ordering_key = m.ordering_key and h.seq < m.seq
-           and h.state in ('new', 'ready', 'behind', 'claimed') order by h.seq limit 1) as behind,
+           and m.state in ('new', 'behind') and h.state in ('new', 'ready', 'behind', 'claimed') order by h.seq limit 1) as behind,
        d.attempts::bigint as dead_attempts, d.cause, d.error, extract(epoch from clock_timestamp() - d.died_at)::float8 as died_ago,
-       d.history::text as dead_history, extract(epoch from clock_timestamp() - i.processed_at)::float8 as claimed_ago,
+       d.history::text as dead_history, extract(epoch from clock_timestamp() - i.processed_at)::float8 as received_ago,
        (select a.actor || ' ' || to_char(a.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') || ': ' || a.reason
           from postroom.audit a where a.action = 'inbox.discard' and a.message_ids @> array[$1::uuid]
          order by a.id desc limit 1) as discarded

@@ -45,6 +45,9 @@ select r.name, f.key,
            and (a.filter ->> 'route' = r.name
                 or (a.filter ->> 'route' is null and not exists (select from postroom.routes s where s.name <> r.name)))
          order by a.id desc limit 1) as discarded,
+       (select a.actor || ' ' || to_char(a.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') || ': ' || a.reason
+          from postroom.audit a where a.action = 'route.forget' and a.filter ->> 'route' = r.name
+         order by a.id desc limit 1) as forgotten,
        -- The audit row names no route, and there are several: it may have been dead on another one.
        exists (select from postroom.audit a
                 where a.action = 'dead.discard' and a.message_ids @> array[$1::uuid] and a.filter ->> 'route' is null) as discarded_somewhere,
