@@ -420,6 +420,24 @@ pub(crate) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "a_stop_drops_the_taking_of_an_inbox",
+        breaks: "leaves an inbox to nobody when a stop comes while it is being taken",
+        package: "postroom-consumer",
+        test: &["--test", "receiving", "a_stop_while_the_inbox_is_being_taken_gives_it_back"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "an_idle_relay_trusts_its_connection",
+        breaks: "says that a sink is up whose broker is away",
+        package: "postroom-cli",
+        test: &[
+            "--test",
+            "relay",
+            "a_relay_with_nothing_to_publish_notices_that_its_broker_is_away_and_that_it_is_back",
+        ],
+        needs_bin: true,
+    },
+    Bug {
         name: "filler_without_a_lease",
         breaks: "fills an inbox that another process fills",
         package: "postroom-consumer",
