@@ -438,6 +438,13 @@ pub(crate) const BUGS: &[Bug] = &[
         needs_bin: true,
     },
     Bug {
+        name: "large_messages_without_end",
+        breaks: "receives large messages without a limit in bytes",
+        package: "postroom-cli",
+        test: &["--test", "relay", "large_messages_wait_at_the_broker_while_the_inbox_cannot_be_written"],
+        needs_bin: true,
+    },
+    Bug {
         name: "filler_without_a_lease",
         breaks: "fills an inbox that another process fills",
         package: "postroom-consumer",

@@ -21,9 +21,15 @@ fn subscription(queue: &str) -> RabbitmqSubscription {
 
 fn subscription_at(url: String, queue: &str) -> RabbitmqSubscription {
     let queue = queue.to_owned();
-    RabbitmqSubscription::new(RabbitmqSubscriptionOptions { url, queue, bind: Vec::new(), prefetch: 10 })
-        .unwrap()
-        .exclusive()
+    RabbitmqSubscription::new(RabbitmqSubscriptionOptions {
+        url,
+        queue,
+        bind: Vec::new(),
+        prefetch: 10,
+        unsettled_bytes_max: 64 << 20,
+    })
+    .unwrap()
+    .exclusive()
 }
 
 async fn queue_of_two(arguments: FieldTable) -> String {

@@ -112,6 +112,7 @@ impl Queue {
             queue: format!("q-{exchange}"),
             bind: vec![Binding::new(&exchange, "#")],
             prefetch: 10,
+            unsettled_bytes_max: 64 << 20,
         })
         .unwrap();
         subscription.connect().await.unwrap();
@@ -257,6 +258,7 @@ fn what_amqp_cannot_carry_is_refused_when_the_subscription_is_set_up() {
         queue: "q".repeat(255),
         bind: vec![Binding::new("e".repeat(255), "r".repeat(255))],
         prefetch: 1,
+        unsettled_bytes_max: 64 << 20,
     };
     assert!(RabbitmqSubscription::new(fine()).is_ok());
     let refused = |change: &dyn Fn(&mut RabbitmqSubscriptionOptions), words: &str| {

@@ -79,6 +79,7 @@ async fn what_the_sink_sent_the_subscription_reads() {
         queue: format!("q-{}", options.exchange),
         bind: vec![Binding::new(&options.exchange, "#")],
         prefetch: 10,
+        unsettled_bytes_max: 64 << 20,
     })
     .unwrap();
     subscription.connect().await.unwrap();
@@ -244,6 +245,7 @@ async fn sink_and_subscription_recover_after_the_broker_was_killed() {
         queue: "q".to_owned(),
         bind: vec![Binding::new(&options.exchange, "#")],
         prefetch: 10,
+        unsettled_bytes_max: 64 << 20,
     })
     .unwrap();
     subscription.connect().await.unwrap();

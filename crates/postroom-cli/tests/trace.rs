@@ -130,6 +130,7 @@ async fn one_order(collector: &str) -> String {
         queue: format!("q-{exchange}"),
         bind: vec![Binding::new(&exchange, "#")],
         prefetch: 10,
+        unsettled_bytes_max: 64 << 20,
     })
     .unwrap();
     subscription.connect().await.unwrap();

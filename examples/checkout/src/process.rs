@@ -22,6 +22,7 @@ pub fn subscription(service: Service, rabbitmq: &str, exchange: &str) -> Result<
         queue: format!("{exchange}-{}", service.name()),
         bind: service.wants().iter().map(|kind| Binding::new(exchange, *kind)).collect(),
         prefetch: 200,
+        unsettled_bytes_max: 64 << 20,
     };
     Ok(RabbitmqSubscription::new(options)?)
 }

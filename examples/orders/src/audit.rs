@@ -26,6 +26,7 @@ impl Audit {
             queue: format!("{run}-audit"),
             bind: vec![Binding::new(run, "#")],
             prefetch: 2000,
+            unsettled_bytes_max: 64 << 20,
         })?;
         subscription.connect().await?;
         let log = Arc::new(Mutex::new(Log::default()));

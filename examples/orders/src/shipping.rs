@@ -46,6 +46,7 @@ pub async fn begin(
         queue: format!("{run}-shipping"),
         bind: vec![Binding::new(run, "#")],
         prefetch: 1000,
+        unsettled_bytes_max: 64 << 20,
     })?;
     subscription.connect().await?;
     let handlers = Handlers::new().on("order.placed", Shipping);

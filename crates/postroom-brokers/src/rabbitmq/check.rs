@@ -91,7 +91,7 @@ fn unusable(problem: String) -> CheckFailed {
 }
 
 async fn opened(url: &str) -> Result<Connection, CheckFailed> {
-    connect(url, "postroom check").await.map_err(|error| {
+    connect(url, "postroom check", None).await.map_err(|error| {
         let why = error.source().map_or_else(String::new, |source| format!(": {source}"));
         let problem = format!("failed to {error}{why}");
         let advice = advice_for(&problem).to_owned();

@@ -6,6 +6,7 @@
 //! name that is not UTF-8 gets U+FFFD in its place; anything else ends the connection with words. Bodies are never changed.
 
 use super::content_header;
+use super::unsettled::Unsettled;
 use super::wire::{Flaw, Reader, check_table, lossy_short, put_short};
 
 const METHOD: u8 = 1;
@@ -45,6 +46,8 @@ pub(super) struct Fence {
     partial: Vec<u8>,
     /// What is still to come of a body frame, its end included.
     body: usize,
+    /// What was received and not answered, where that is limited.
+    unsettled: Option<Unsettled>,
 }
 
 /// One argument of a method.
@@ -92,13 +95,34 @@ fn arguments(class: u16, method: u16) -> Option<&'static [Argument]> {
 impl Fence {
     /// A fence for a new connection on which no frame is larger than `frame_max`.
     pub(super) fn new(frame_max: u32) -> Self {
-        Self { frame_max: frame_max.clamp(FRAME_MAX_MIN, FRAME_MAX_MAX), partial: Vec::new(), body: 0 }
+        let frame_max = frame_max.clamp(FRAME_MAX_MIN, FRAME_MAX_MAX);
+        Self { frame_max, partial: Vec::new(), body: 0, unsettled: None }
     }
 
-    /// Takes in bytes of the broker and appends what is to be handed on. After a refusal nothing more may be fed; what was
-    /// appended before it is right.
-    pub(super) fn feed(&mut self, mut input: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
-        while !input.is_empty() {
+    /// Counts the bytes of messages that are received and not answered, and is full when there are this many.
+    pub(super) fn limited_to(mut self, bytes: u64) -> Self {
+        self.unsettled = Some(Unsettled::new(bytes));
+        self
+    }
+
+    /// Nothing more should be fed for now.
+    pub(super) fn is_full(&self) -> bool {
+        let at_a_frame = self.partial.is_empty() && self.body == 0;
+        at_a_frame && self.unsettled.as_ref().is_some_and(Unsettled::is_full)
+    }
+
+    /// This end has sent these bytes. True: it was full, and is no more.
+    pub(super) fn sent(&mut self, bytes: &[u8]) -> bool {
+        let was_full = self.is_full();
+        let answered = self.unsettled.as_mut().is_some_and(|unsettled| unsettled.sent(bytes));
+        answered && was_full && !self.is_full()
+    }
+
+    /// Takes in bytes of the broker and appends what is to be handed on; returns how many it took, which is all unless it is full.
+    /// After a refusal nothing more may be fed; what was appended before it is right.
+    pub(super) fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, Refusal> {
+        let mut input = bytes;
+        while !input.is_empty() && !self.is_full() {
             if self.body > 0 {
                 let (passing, rest) = input.split_at(self.body.min(input.len()));
                 self.body -= passing.len();
@@ -134,7 +158,7 @@ impl Fence {
                 }
             }
         }
-        Ok(())
+        Ok(bytes.len() - input.len())
     }
 
     /// How many bytes from here on are to be had together: the frame, or the head alone of a body frame. None where the head
@@ -171,12 +195,27 @@ impl Fence {
         }
         if kind == BODY {
             self.body = size as usize + 1;
+            if let Some(unsettled) = &mut self.unsettled {
+                unsettled.body_came(channel, size.into());
+            }
             out.extend_from_slice(frame);
             return Ok(());
         }
         let Some((&FRAME_END, payload)) = reader.0.split_last() else {
             return refuse("a frame that does not end where it should");
         };
+        if let Some(unsettled) = &mut self.unsettled {
+            let mut arguments = Reader(payload);
+            match kind {
+                METHOD => {
+                    if let (Some(class), Some(method)) = (arguments.u16(), arguments.u16()) {
+                        unsettled.method_came(channel, class, method, arguments);
+                    }
+                }
+                HEADER => unsettled.header_came(channel, payload),
+                _ => {}
+            }
+        }
         let instead = match kind {
             METHOD => self.method(payload)?,
             HEADER if !content_header::is_readable(payload) => {
@@ -300,7 +339,7 @@ mod tests {
     /// What comes out of a new fence, or the refusal.
     fn passed(bytes: &[u8]) -> Result<Vec<u8>, String> {
         let mut out = Vec::new();
-        Fence::new(FRAME_MAX_DEFAULT).feed(bytes, &mut out).map(|()| out).map_err(|refusal| refusal.to_string())
+        Fence::new(FRAME_MAX_DEFAULT).feed(bytes, &mut out).map(|_| out).map_err(|refusal| refusal.to_string())
     }
 
     fn deliver(routing_key: &[u8]) -> Vec<u8> {

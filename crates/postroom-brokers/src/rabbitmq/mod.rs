@@ -16,6 +16,7 @@ mod sink;
 mod subscription;
 mod tls;
 mod transport;
+mod unsettled;
 mod wire;
 
 use std::sync::Arc;
@@ -210,14 +211,15 @@ fn usable_name(what: &str, name: &str) -> Result<(), String> {
 }
 
 /// Opens a connection.
-async fn connect(url: &str, name: &str) -> Result<Connection, Unavailable> {
+async fn connect(url: &str, name: &str, unsettled_bytes_max: Option<u64>) -> Result<Connection, Unavailable> {
     let shown = || format!("RabbitMQ at {}", redact_url(url));
     let problem = |problem| Unavailable::new(shown(), problem);
     let (uri, files) = uri(url).map_err(problem)?;
     let tls = files.read().map_err(problem)?;
     let frame_max = uri.query.frame_max.unwrap_or(fence::FRAME_MAX_DEFAULT);
+    let limits = transport::Limits { frame_max, unsettled_bytes_max };
     let properties = ConnectionProperties::default().with_connection_name(name.into());
-    match tokio::time::timeout(CONNECT_TIMEOUT, transport::connect(uri, tls, properties, frame_max)).await {
+    match tokio::time::timeout(CONNECT_TIMEOUT, transport::connect(uri, tls, properties, limits)).await {
         Ok(Ok(connection)) => Ok(connection),
         Ok(Err(error)) => {
             let told = format!("{error}{}", tls::hint(&format!("{error} {error:?}")));

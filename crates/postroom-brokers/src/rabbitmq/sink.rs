@@ -100,7 +100,7 @@ impl RabbitmqSink {
         let mut pool = self.pool.lock().await;
         if pool.connection.as_ref().is_none_or(|connection| !connection.status().connected()) {
             pool.idle.clear();
-            let connection = connect(&self.options.url, "postroom relay").await?;
+            let connection = connect(&self.options.url, "postroom relay", None).await?;
             *self.status.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.status().clone());
             pool.connection = Some(connection);
         }

@@ -41,6 +41,10 @@ pub struct RabbitmqSubscriptionOptions {
     /// Most deliveries handed out and not settled; 1000.
     #[serde(default = "default_prefetch")]
     pub prefetch: u16,
+    /// Most bytes of deliveries handed out and not settled, in which one message may be larger; 64 MiB. What is beyond that stays
+    /// with the broker, or on the way.
+    #[serde(default = "default_unsettled_bytes")]
+    pub unsettled_bytes_max: u64,
 }
 
 /// What a queue gets: messages of a topic exchange whose routing keys fit.
@@ -58,6 +62,10 @@ impl Binding {
     pub fn new(exchange: impl Into<String>, routing_key: impl Into<String>) -> Self {
         Self { exchange: exchange.into(), routing_key: routing_key.into() }
     }
+}
+
+fn default_unsettled_bytes() -> u64 {
+    64 << 20
 }
 
 fn default_prefetch() -> u16 {
@@ -78,6 +86,9 @@ impl RabbitmqSubscriptionOptions {
         if self.prefetch == 0 {
             // To the broker 0 means no limit.
             return Err("prefetch must be at least 1".to_owned());
+        }
+        if self.unsettled_bytes_max == 0 {
+            return Err("unsettled_bytes_max must be at least 1".to_owned());
         }
         Ok(())
     }
@@ -138,7 +149,8 @@ impl RabbitmqSubscription {
     }
 
     async fn subscribe(&self) -> Result<Consumer, Unavailable> {
-        let connection = connect(&self.options.url, "postroom consumer").await?;
+        let connection =
+            connect(&self.options.url, "postroom consumer", Some(self.options.unsettled_bytes_max)).await?;
         let (channel, consumer) = self.consume(&connection).await.map_err(|error| self.unavailable(error))?;
         // Nothing is awaited between here and the end: whoever gives up waiting has no consumer yet, or leaves it to `drop`.
         let mut session = self.session();

@@ -6,9 +6,10 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use async_rs::traits::{Executor, Reactor, RuntimeKit};
@@ -26,19 +27,31 @@ use super::fence::{Fence, Refusal};
 
 /// How much is read from the socket at once.
 const READ_BYTES: usize = 65_536;
+/// While nothing is read. The shortest heartbeat that can be asked for is a second, and the library waits for twice that.
+const HEARTBEAT_EVERY: Duration = Duration::from_millis(500);
+/// Type, channel, size and end of an empty frame.
+const HEARTBEAT: [u8; 8] = [8, 0, 0, 0, 0, 0, 0, 0xce];
 
 type TokioStream = <Tokio as Reactor>::TcpStream;
 
-/// Connects through a fence for frames of at most `frame_max` bytes. When the fence refuses what the broker sends before the
+/// What a connection lets in.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub frame_max: u32,
+    /// Most bytes of messages that were received and not answered; none: only messages are counted, by the broker.
+    pub unsettled_bytes_max: Option<u64>,
+}
+
+/// Connects through a fence with these limits. When the fence refuses what the broker sends before the
 /// connection is open this fails at once, with the fence's words: the client library would only try again.
 pub(super) async fn connect(
     uri: AMQPUri,
     tls: OwnedTLSConfig,
     properties: ConnectionProperties,
-    frame_max: u32,
+    limits: Limits,
 ) -> Result<Connection, postroom::BoxError> {
     let refused = Arc::new(Refused::default());
-    let fenced = Fenced { tokio: Tokio::current(), frame_max, refused: refused.clone() };
+    let fenced = Fenced { tokio: Tokio::current(), limits, refused: refused.clone() };
     let runtime = Runtime::new(fenced.clone());
     let open = async move |uri: AMQPUri, _: Runtime<Fenced>| {
         let stream = uri.connect_with_config_async(tls.as_ref(), &Runtime::new(fenced.tokio.clone())).await?;
@@ -80,18 +93,27 @@ impl Refused {
 #[derive(Debug, Clone)]
 struct Fenced {
     tokio: Tokio,
-    frame_max: u32,
+    limits: Limits,
     refused: Arc<Refused>,
 }
 
 impl Fenced {
     fn fence(&self, stream: AsyncTcpStream<TokioStream>) -> FencedStream {
+        let fence = Fence::new(self.limits.frame_max);
+        let fence = match self.limits.unsettled_bytes_max {
+            Some(bytes) => fence.limited_to(bytes),
+            None => fence,
+        };
         FencedStream {
             stream,
-            fence: Fence::new(self.frame_max),
+            fence,
+            reader: None,
+            paused: None,
+            tokio: self.tokio.clone(),
             refused: self.refused.clone(),
             refusal: None,
             read: vec![0; READ_BYTES],
+            unfed: 0..0,
             passed: Vec::new(),
             taken: 0,
         }
@@ -149,13 +171,31 @@ impl Reactor for Fenced {
 struct FencedStream {
     stream: AsyncTcpStream<TokioStream>,
     fence: Fence,
+    /// Who waits for what comes, while nothing is read.
+    reader: Option<Waker>,
+    /// Until the library is told that the broker is alive, while nothing is read.
+    paused: Option<Pin<Box<<Tokio as Reactor>::Sleep>>>,
+    /// The library reads on a thread of its own, which has no timers.
+    tokio: Tokio,
     refused: Arc<Refused>,
     /// Said after everything that passed before it was taken.
     refusal: Option<Refusal>,
     read: Vec<u8>,
+    /// Where in `read` is what the fence has not taken.
+    unfed: Range<usize>,
     /// What the fence let through and nobody took yet, from `taken` on: at most one frame more than was read at once.
     passed: Vec<u8>,
     taken: usize,
+}
+
+impl FencedStream {
+    fn sent(&mut self, bytes: &[u8]) {
+        if self.fence.sent(bytes)
+            && let Some(reader) = self.reader.take()
+        {
+            reader.wake();
+        }
+    }
 }
 
 impl AsyncRead for FencedStream {
@@ -176,13 +216,34 @@ impl AsyncRead for FencedStream {
             if let Some(refusal) = &this.refusal {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, refusal.clone())));
             }
-            let bytes = match Pin::new(&mut this.stream).poll_read(cx, &mut this.read) {
-                Poll::Ready(Ok(bytes)) if bytes > 0 => bytes,
-                ended => return ended,
-            };
-            if let Err(refusal) = this.fence.feed(this.read.get(..bytes).unwrap_or_default(), &mut this.passed) {
-                this.refused.tell(refusal.clone());
-                this.refusal = Some(refusal);
+            // Whoever does not read what the broker sends makes it wait. The client library must not take that for a broker that has
+            // gone: it hears a heartbeat of ours instead.
+            if this.fence.is_full() {
+                this.reader = Some(cx.waker().clone());
+                let tokio = &this.tokio;
+                let pause = this.paused.get_or_insert_with(|| Box::pin(tokio.sleep(HEARTBEAT_EVERY)));
+                match pause.as_mut().poll(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(()) => {
+                        this.paused = None;
+                        this.passed.extend_from_slice(&HEARTBEAT);
+                        continue;
+                    }
+                }
+            }
+            (this.reader, this.paused) = (None, None);
+            if this.unfed.is_empty() {
+                this.unfed = match Pin::new(&mut this.stream).poll_read(cx, &mut this.read) {
+                    Poll::Ready(Ok(bytes)) if bytes > 0 => 0..bytes,
+                    ended => return ended,
+                };
+            }
+            match this.fence.feed(this.read.get(this.unfed.clone()).unwrap_or_default(), &mut this.passed) {
+                Ok(taken) => this.unfed.start += taken,
+                Err(refusal) => {
+                    this.refused.tell(refusal.clone());
+                    this.refusal = Some(refusal);
+                }
             }
         }
     }
@@ -190,7 +251,12 @@ impl AsyncRead for FencedStream {
 
 impl AsyncWrite for FencedStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(cx, bytes)
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write(cx, bytes);
+        if let Poll::Ready(Ok(count)) = written {
+            this.sent(bytes.get(..count).unwrap_or_default());
+        }
+        written
     }
 
     fn poll_write_vectored(
@@ -198,7 +264,16 @@ impl AsyncWrite for FencedStream {
         cx: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bytes)
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, bytes);
+        if let Poll::Ready(Ok(mut count)) = written {
+            for part in bytes {
+                let (sent, _) = part.split_at(part.len().min(count));
+                count -= sent.len();
+                this.sent(sent);
+            }
+        }
+        written
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

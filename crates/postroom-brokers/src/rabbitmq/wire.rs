@@ -72,6 +72,10 @@ impl<'a> Reader<'a> {
         self.take(4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_be_bytes)
     }
 
+    pub(super) fn u64(&mut self) -> Option<u64> {
+        self.take(8)?.try_into().ok().map(u64::from_be_bytes)
+    }
+
     /// The content of a short string: at most 255 bytes.
     pub(super) fn short(&mut self) -> Option<&'a [u8]> {
         let length = self.u8()?;

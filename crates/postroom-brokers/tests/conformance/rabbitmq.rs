@@ -106,6 +106,7 @@ impl Queue for Bound {
             queue: format!("q-{}", self.0.exchange),
             bind: vec![Binding::new(&self.0.exchange, "#")],
             prefetch,
+            unsettled_bytes_max: 64 << 20,
         })
         .unwrap();
         subscription.connect().await.unwrap();

@@ -172,6 +172,63 @@ async fn three_processes_that_fill_one_inbox_keep_the_order_over_kills_stops_and
     assert!(free, "given back at a graceful stop");
 }
 
+/// The most memory that a process has had, in MiB.
+fn peak_mib(running: &Running) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", running.0.id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    peak.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+}
+
+/// What is large stays with the broker while a table is locked, for longer than the library or the broker wait for a sign of life.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_messages_wait_at_the_broker_while_the_inbox_cannot_be_written() {
+    const MESSAGES: usize = 80;
+    const LARGE: usize = 4 << 20;
+    const LOCKED: Duration = Duration::from_secs(25);
+    let database = Database::create().await;
+    let client = database.connect().await;
+    assert_eq!(postroom(&["migrate", "--store", database.url()]).status.code(), Some(0));
+    let dir = surroundings::scratch("large");
+    let mut options = RabbitmqOptions::new(surroundings::rabbitmq_url());
+    options.exchange = format!("e-{}", surroundings::unique());
+    let queue = AuditQueue::bound(&options.url, &options.exchange, "#").await;
+    let sink = RabbitmqSink::new(options.clone()).unwrap();
+    for n in 0..MESSAGES {
+        let mut payload = vec![b' '; LARGE];
+        payload[..4].copy_from_slice(format!("{n:04}").as_bytes());
+        let message = Message::new("orders", "told", payload).key("k");
+        let mut verdicts = sink.publish(&Batch::new([message])).await.unwrap();
+        assert_eq!(verdicts.take(0), Verdict::Stored);
+    }
+    let config = dir.join("postroom.toml");
+    let text = format!(
+        "[store]\nurl = {:?}\n[[inboxes]]\nconsumer = \"billing\"\n[inboxes.from]\nkind = \"rabbitmq\"\nurl = {:?}\nqueue = {:?}\n\
+         unsettled_bytes_max = {}\n",
+        database.url(),
+        options.url,
+        queue.name(),
+        16 << 20
+    );
+    std::fs::write(&config, text).unwrap();
+    let lock = "begin; lock table postroom.inbox_messages in access exclusive mode";
+    client.batch_execute(lock).await.unwrap();
+    let running = Running::start(&config, &dir.join("run.log"), "");
+    while queue.ready().await > MESSAGES - 4 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    tokio::time::sleep(LOCKED).await;
+    let peak = peak_mib(&running);
+    client.batch_execute("commit").await.unwrap();
+    until(&client, &format!("select count(*) = {MESSAGES} from postroom.inbox_messages")).await;
+    let in_order = "select bool_and(n = place) from (select left(convert_from(payload, 'UTF8'), 4)::int as n,
+                    row_number() over (order by seq) - 1 as place from postroom.inbox_messages) m";
+    assert!(client.query_one(in_order, &[]).await.unwrap().get::<_, bool>(0), "order within a key");
+    println!("peak {peak} MiB while the table was locked, {} MiB at the end", peak_mib(&running));
+    let all = (MESSAGES * LARGE) >> 20;
+    assert!(peak < all as u64 / 2, "{peak} MiB, and {all} MiB were waiting");
+    assert_eq!(running.terminate().status.code(), Some(0));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_route_and_an_inbox_that_panic_are_started_again_and_lose_nothing_and_the_others_run_on() {
     const MESSAGES: i64 = 300;

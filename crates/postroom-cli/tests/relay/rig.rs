@@ -163,6 +163,7 @@ impl Rig {
             queue: queue.clone(),
             bind: vec![Binding::new(&self.exchange, "orders.#")],
             prefetch: 500,
+            unsettled_bytes_max: 64 << 20,
         };
         let handlers = Handlers::new().on_decoded("order.placed", |message| Ok(message.clone()), CountsEffects);
         let (subscription, consumer) =

@@ -30,6 +30,7 @@ async fn consumer_process() {
         queue: queue.to_owned(),
         bind: Vec::new(),
         prefetch: 400,
+        unsettled_bytes_max: 64 << 20,
     })
     .unwrap();
     let running = Running::start(receiver_on(store, subscription, as_told()).concurrency(4));
@@ -174,6 +175,7 @@ async fn a_cancelled_consumer_and_a_closed_channel_are_recovered_from() {
         queue: queue.clone(),
         bind: vec![Binding::new(&options.exchange, "#")],
         prefetch: 10,
+        unsettled_bytes_max: 64 << 20,
     })
     .unwrap();
     subscription.connect().await.unwrap();
@@ -199,6 +201,7 @@ async fn a_cancelled_consumer_and_a_closed_channel_are_recovered_from() {
         queue: queue.clone(),
         bind: Vec::new(),
         prefetch: 10,
+        unsettled_bytes_max: 64 << 20,
     })
     .unwrap();
     publish_all(&sink, &[told("a", "3"), told("a", "4")]).await;
@@ -224,6 +227,7 @@ async fn a_broker_that_is_killed_under_a_receiver_loses_nothing() {
         queue: "q".to_owned(),
         bind: vec![Binding::new("e", "#")],
         prefetch: 200,
+        unsettled_bytes_max: 64 << 20,
     })
     .unwrap();
     subscription.connect().await.unwrap();
