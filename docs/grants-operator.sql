@@ -6,6 +6,10 @@ grant execute on function
     postroom.change_route(text, text[], text, text, text),
     postroom.inbox_prune(interval, integer),
     postroom.forget_route(text, boolean, text, text),
+    postroom.retain_outbox(smallint, bigint, text[], interval[], interval, integer),
+    postroom.retain_dead(interval, integer),
+    postroom.retain_inbox(interval, integer),
+    postroom.retain_audit(interval, integer),
     postroom.payload_as_json(bytea) to app_operator;
 grant select on all tables in schema postroom to app_operator;
 -- Who acted, by the database's own word, is not theirs to write.

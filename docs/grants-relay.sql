@@ -9,6 +9,10 @@ grant execute on function
     postroom.missing_indexes(),
     postroom.positions_are_foreign(),
     postroom.failure_noted(jsonb, integer, text),
+    postroom.retain_outbox(smallint, bigint, text[], interval[], interval, integer),
+    postroom.retain_dead(interval, integer),
+    postroom.retain_inbox(interval, integer),
+    postroom.retain_audit(interval, integer),
     postroom.mend() to postroom_relay;
 grant select on postroom.outbox, postroom.settings, postroom.migrations, postroom.outbox_seq_seq to postroom_relay;
 grant select, insert, update on postroom.routes, postroom.route_revisions, postroom.lanes to postroom_relay;

@@ -445,6 +445,27 @@ pub(crate) const BUGS: &[Bug] = &[
         needs_bin: true,
     },
     Bug {
+        name: "retention_forgets_open_transactions",
+        breaks: "deletes what a transaction that was open committed behind the position",
+        package: "postroom-postgres",
+        test: &["--test", "store", "a_transaction_that_is_older_than_the_retention_loses_nothing"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "retention_believes_any_position",
+        breaks: "deletes by positions of another database",
+        package: "postroom-postgres",
+        test: &["--test", "store", "nothing_is_removed_while_positions_may_not_be_those_of_this_table"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "retention_deletes_what_is_parked",
+        breaks: "deletes the rows of messages that wait for another attempt",
+        package: "postroom-sqlite",
+        test: &["--test", "conformance", "what_is_finished_and_old_is_removed_and_nothing_else"],
+        needs_bin: false,
+    },
+    Bug {
         name: "filler_without_a_lease",
         breaks: "fills an inbox that another process fills",
         package: "postroom-consumer",

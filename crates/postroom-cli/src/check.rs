@@ -29,7 +29,11 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
     let mut found = |part: String, finding: Finding| checked.push(Checked { part, finding });
     found("configuration".to_owned(), Finding::good(format!("{} is valid", args.config.display())));
     let part = || format!("store {}", store.shown());
-    let needs = Needs { relay: !config.routes.is_empty(), filler: !config.inboxes.is_empty() };
+    let needs = Needs {
+        relay: !config.routes.is_empty(),
+        filler: !config.inboxes.is_empty(),
+        retention: !config.retention.parts().is_empty(),
+    };
     match store.check(needs).await {
         Ok(findings) => findings.into_iter().for_each(|finding| found(part(), finding)),
         Err(error) => {

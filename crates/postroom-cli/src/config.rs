@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postroom::{
-    AttemptLimit, Consumer, OnDead, Order, RetryPolicy, Route, StartAt, TopicFilter, redact_text, redact_url,
+    AttemptLimit, Consumer, OnDead, Order, Retention, RetryPolicy, Route, StartAt, TopicFilter, TopicRetention,
+    redact_text, redact_url,
 };
 use postroom_brokers::{BROKERS, Section, SinkOptions, SubscriptionOptions, sink_section, subscription_section};
 use toml::{Table, Value};
@@ -13,7 +14,9 @@ use toml::{Table, Value};
 use crate::environment::{self, Variable, overlay};
 use crate::exit::{self, Failure};
 
-const TOP_KEYS: &[&str] = &["store", "relay", "routes", "inboxes"];
+const TOP_KEYS: &[&str] = &["store", "relay", "routes", "inboxes", "retention"];
+const RETENTION_KEYS: &[&str] = &["outbox", "dead", "inbox", "audit", "topics"];
+const TOPIC_RETENTION_KEYS: &[&str] = &["topics", "outbox"];
 const INBOX_KEYS: &[&str] = &["consumer", "from"];
 const STORE_KEYS: &[&str] = &["url"];
 const RELAY_KEYS: &[&str] =
@@ -29,16 +32,18 @@ pub struct Config {
     pub relay: Relay,
     pub routes: Vec<Routed>,
     pub inboxes: Vec<Inbox>,
+    pub retention: Retention,
 }
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { store_url, relay, routes, inboxes } = self;
+        let Self { store_url, relay, routes, inboxes, retention } = self;
         f.debug_struct("Config")
             .field("store_url", &redact_url(store_url))
             .field("relay", relay)
             .field("routes", routes)
             .field("inboxes", inboxes)
+            .field("retention", retention)
             .finish()
     }
 }
@@ -174,7 +179,56 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
             ));
         }
     }
-    Ok(Config { store_url, relay, routes, inboxes })
+    let retention = match section(&table, "retention")? {
+        Some(retention) => read_retention(retention)?,
+        None => Retention::default(),
+    };
+    Ok(Config { store_url, relay, routes, inboxes, retention })
+}
+
+fn read_retention(table: &Table) -> Result<Retention, String> {
+    const AT: &str = "retention.";
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    known(table, RETENTION_KEYS, AT)?;
+    let topics = match table.get("topics") {
+        None => Vec::new(),
+        Some(Value::Array(topics)) => {
+            let read = |(index, topics): (usize, &Value)| {
+                let at = format!("retention.topics[{index}].");
+                let table = topics.as_table().ok_or_else(|| format!("{at} must be a table"))?;
+                known(table, TOPIC_RETENTION_KEYS, &at)?;
+                let topics = patterns(table, "topics", &at)?.ok_or_else(|| format!("{at}topics is missing"))?;
+                if !table.contains_key("outbox") {
+                    return Err(format!(
+                        "{at}outbox is missing; it says how long these are kept, \"never\" to keep them"
+                    ));
+                }
+                Ok(TopicRetention { topics, outbox: age(table, "outbox", &at, Duration::from_secs(60))? })
+            };
+            topics.iter().enumerate().map(read).collect::<Result<_, _>>()?
+        }
+        Some(_) => return Err("retention.topics must be written as [[retention.topics]]".to_owned()),
+    };
+    Ok(Retention {
+        outbox: age(table, "outbox", AT, Duration::from_secs(60))?,
+        topics,
+        dead: age(table, "dead", AT, DAY)?,
+        inbox: age(table, "inbox", AT, DAY)?,
+        audit: age(table, "audit", AT, 30 * DAY)?,
+    })
+}
+
+/// An age after which something is removed; none: "never", or not given.
+fn age(table: &Table, key: &str, at: &str, least: Duration) -> Result<Option<Duration>, String> {
+    if table.get(key).and_then(Value::as_str) == Some("never") {
+        return Ok(None);
+    }
+    match duration(table, key, at)? {
+        Some(age) if age < least => {
+            Err(format!("{at}{key} is shorter than {}, which is the least", postroom::lasting(least.as_secs_f64())))
+        }
+        age => Ok(age),
+    }
 }
 
 fn read_inbox(index: usize, value: &Value) -> Result<Inbox, String> {

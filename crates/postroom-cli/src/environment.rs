@@ -60,13 +60,15 @@ pub fn overlay(table: &mut Table, variables: &[Variable]) -> Result<(), String> 
             section(table, "store", key, value)?;
         } else if let Some(key) = name.strip_prefix("RELAY_") {
             section(table, "relay", key, value)?;
+        } else if let Some(key) = name.strip_prefix("RETENTION_") {
+            section(table, "retention", key, value)?;
         } else if let Some(rest) = name.strip_prefix("ROUTES_") {
             part(table, ("routes", "name", "sink"), "_SINK_", rest, value)?;
         } else if let Some(rest) = name.strip_prefix("INBOXES_") {
             part(table, ("inboxes", "consumer", "from"), "_FROM_", rest, value)?;
         } else {
             return Err(format!(
-                "the variable {PREFIX}{name} is not known; use {PREFIX}STORE_URL, {PREFIX}RELAY_<KEY>, \
+                "the variable {PREFIX}{name} is not known; use {PREFIX}STORE_URL, {PREFIX}RELAY_<KEY>, {PREFIX}RETENTION_<KEY>, \
                  {PREFIX}ROUTES_<NAME>_SINK_<KEY> and {PREFIX}INBOXES_<CONSUMER>_FROM_<KEY>, each also with {FILE}, and {PREFIX}LOG"
             ));
         }
@@ -105,7 +107,7 @@ fn part(
 
 fn section(table: &mut Table, name: &str, key: &str, value: &str) -> Result<(), String> {
     let section = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
-    let section = section.as_table_mut().ok_or("[store] and [relay] must be tables")?;
+    let section = section.as_table_mut().ok_or("[store], [relay] and [retention] must be tables")?;
     section.insert(key.to_lowercase(), typed(value));
     Ok(())
 }

@@ -13,6 +13,7 @@ mod keys;
 mod messages;
 mod migrate;
 mod progress;
+mod retention;
 mod routes;
 mod run;
 mod say;
@@ -66,6 +67,8 @@ enum Command {
     Send(send::SendArgs),
     /// List dead letters of both sides, retry them, or discard them
     Dead(Box<dead::DeadArgs>),
+    /// Delete what is finished and old: messages, dead letters, inbox rows, audit rows
+    Prune(retention::PruneArgs),
     /// Prune the inbox
     Inbox(inbox::InboxArgs),
     /// List keys that wait, park or unpark a key, or skip the dead message that blocks it
@@ -150,6 +153,7 @@ fn main() -> ExitCode {
             Command::Run(args) => run::run(&args.config, cli.json).await,
             Command::Status(args) => status::status(&args, cli.json).await,
             Command::Dead(args) => dead::dead(*args, cli.json).await,
+            Command::Prune(args) => retention::prune(args, cli.json).await,
             Command::Inbox(args) => inbox::inbox(args, cli.json).await,
             Command::Keys(args) => keys::keys(args, cli.json).await,
             Command::Routes(args) => routes::routes(args, cli.json).await,

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::config::{self, Config, Routed};
 use crate::exit::{self, Failure};
+use crate::retention;
 use crate::say::{say, show};
 use crate::store;
 use crate::supervise::{Attempt, Ended, supervise};
@@ -87,6 +88,9 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         None
     };
     tokio::spawn(warn_of_unrouted(store.clone()));
+    if !config.retention.parts().is_empty() {
+        tokio::spawn(retention::keep_to(config.retention.clone(), store.clone()));
+    }
     show_on_signal(config.clone(), now, inboxes_now)?;
     announce(&config, &owner);
 

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use postroom::{
     Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Finding, Forgotten, Keeper, KeyDeed, Listed, Message,
-    MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, Operator, Reception, Route, RouteChange,
-    RouteSettings, SessionKeeper, ShownRoute, Side, Source, Store, StoreError, StoreStatus, StoredMessage,
-    UnroutedTopic, WaitingKey, Wake, Whereabouts,
+    MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, Operator, Reception, Removed, Retention,
+    Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, Store, StoreError, StoreStatus,
+    StoredMessage, Sweep, UnroutedTopic, WaitingKey, Wake, Whereabouts,
 };
 
 use crate::Postgres;
@@ -188,6 +188,11 @@ impl Operator for Database {
         progress: &mut (dyn FnMut(u64) + Send),
     ) -> Result<u64, StoreError> {
         operate::prune_inbox(&self.connector, older_than, deed, progress).await
+    }
+
+    async fn retain(&self, retention: &Retention, sweep: &mut Sweep) -> Result<Removed, StoreError> {
+        within(&self.connector, "remove what is finished and old", operate::retain(&self.connector, retention, sweep))
+            .await
     }
 }
 

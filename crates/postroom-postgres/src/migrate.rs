@@ -120,6 +120,13 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0014_operators.sql"),
         formerly: None,
     },
+    Migration {
+        number: 15,
+        name: "retention",
+        locks: "postroom.audit: operators wait for a moment",
+        sql: include_str!("../migrations/0015_retention.sql"),
+        formerly: None,
+    },
 ];
 
 /// What is created in this transaction means the same, whatever others have created in schemas on our search_path.

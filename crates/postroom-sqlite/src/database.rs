@@ -7,9 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use postroom::{
     Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Finding, Forgotten, Keeper, KeyDeed, Listed, Message,
-    MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, Operator, Reception, Route, RouteChange,
-    RouteSettings, SessionKeeper, ShownRoute, Side, Source, StartAt, Store, StoreError, StoreStatus, StoredMessage,
-    UnroutedTopic, WaitingKey, Whereabouts, redact_text,
+    MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, Operator, Reception, Removed, Retention,
+    Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, StartAt, Store, StoreError,
+    StoreStatus, StoredMessage, Sweep, UnroutedTopic, WaitingKey, Whereabouts, redact_text,
 };
 use rusqlite::Connection;
 
@@ -170,6 +170,14 @@ impl Operator for Database {
                 return Ok(pruned);
             }
         }
+    }
+
+    async fn retain(&self, retention: &Retention, sweep: &mut Sweep) -> Result<Removed, StoreError> {
+        let (retention, from) = (retention.clone(), sweep.clone());
+        let work = move |connection: &mut Connection| operate::retain_step(connection, &retention, from);
+        let (removed, to) = self.on_thread("remove what is finished and old", work).await?;
+        *sweep = to;
+        Ok(removed)
     }
 }
 

@@ -16,6 +16,7 @@ mod migrate;
 #[cfg(feature = "rusqlite")]
 mod operate;
 mod outbox;
+#[cfg(feature = "rusqlite")]
 mod text;
 
 #[cfg(feature = "rusqlite")]

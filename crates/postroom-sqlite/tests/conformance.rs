@@ -109,6 +109,13 @@ impl Operated for File {
             self.open().execute(sql, params![MessageId::new().to_string(), age.as_millis() as i64]).unwrap();
         }
     }
+
+    async fn grow_older(&self, by: Duration) {
+        for (table, column) in [("dead_letters", "died_ms"), ("dead_consume", "died_ms"), ("audit", "at_ms")] {
+            let sql = format!("update postroom_{table} set {column} = {column} - ?1");
+            self.open().execute(&sql, [by.as_millis() as i64]).unwrap();
+        }
+    }
 }
 
 #[async_trait]

@@ -10,6 +10,7 @@ use crate::keys::{KeyDeed, WaitingKey, Whereabouts};
 use crate::listing::{Forgotten, Listed, MessageFilter, StoredMessage};
 use crate::message::MessageId;
 use crate::reception::Reception;
+use crate::retention::{Removed, Retention, Sweep};
 use crate::route::{RouteChange, RouteSettings, ShownRoute};
 use crate::status::{StoreStatus, UnroutedTopic};
 
@@ -93,4 +94,8 @@ pub trait Operator: Send + Sync {
         deed: &Deed,
         progress: &mut (dyn FnMut(u64) + Send),
     ) -> Result<u64, StoreError>;
+
+    /// Does one step of removing what is finished and old, in a transaction of its own that looks at a bounded number of rows, and moves
+    /// `sweep` on. What is not finished is never removed, whatever its age. One process at a time does this: another one waits.
+    async fn retain(&self, retention: &Retention, sweep: &mut Sweep) -> Result<Removed, StoreError>;
 }

@@ -65,6 +65,8 @@ pub struct Needs {
     pub relay: bool,
     /// Fill inboxes in it.
     pub filler: bool,
+    /// Remove what is finished and old.
+    pub retention: bool,
 }
 
 /// What a check found.

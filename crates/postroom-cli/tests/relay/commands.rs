@@ -28,7 +28,7 @@ pub fn postroom(arguments: &[&str]) -> Output {
 fn schema_of(arguments: &[&str]) -> Option<&'static str> {
     let has = |argument: &str| arguments.contains(&argument);
     let of = |command: &str, verbs: &[&str]| has(command) && verbs.iter().any(|verb| has(verb));
-    let known: [(bool, &str); 20] = [
+    let known: [(bool, &str); 21] = [
         (of("dead", &["list", "retry", "discard"]), "dead-letters"),
         (of("dead", &["show"]), "dead-show"),
         (of("keys", &["list"]), "keys-list"),
@@ -39,6 +39,7 @@ fn schema_of(arguments: &[&str]) -> Option<&'static str> {
         (of("routes", &["set"]), "routes-set"),
         (of("routes", &["forget"]), "routes-forget"),
         (of("inbox", &["prune"]), "inbox-prune"),
+        (has("prune"), "prune"),
         (of("migrate", &["--plan"]), "migrate-plan"),
         (of("migrate", &["--print-sql"]), "migrate-sql"),
         (has("migrate"), "migrate"),

@@ -40,12 +40,20 @@ const WHAT_FILLERS_NEED: &str = "
     select,insert,update table postroom.inbox_fillers
     usage sequence postroom.inbox_claims";
 
+const WHAT_RETENTION_NEEDS: &str = "
+    execute function postroom.retain_outbox(smallint, bigint, text[], interval[], interval, integer)
+    execute function postroom.retain_dead(interval, integer)
+    execute function postroom.retain_inbox(interval, integer)
+    execute function postroom.retain_audit(interval, integer)
+    select table postroom.settings";
+
 /// Grants that this session's role lacks, as statements to run. Objects that do not exist are not listed: the schema is another one.
 pub(crate) async fn missing_grants(
     client: &impl GenericClient,
     needs: Needs,
 ) -> Result<Vec<String>, tokio_postgres::Error> {
-    let needed = [(needs.relay, WHAT_RELAYS_NEED), (needs.filler, WHAT_FILLERS_NEED)];
+    let needed =
+        [(needs.relay, WHAT_RELAYS_NEED), (needs.filler, WHAT_FILLERS_NEED), (needs.retention, WHAT_RETENTION_NEEDS)];
     let lines = needed.iter().filter(|(needed, _)| *needed).flat_map(|(_, lines)| lines.lines());
     let rights = lines.filter_map(|line| {
         let (privileges, object) = line.trim().split_once(' ')?;

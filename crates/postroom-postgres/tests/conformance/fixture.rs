@@ -111,6 +111,13 @@ impl Operated for Postgres {
                      from generate_series(1, $2)";
         self.client.lock().await.execute(sql, &[&age.as_secs_f64(), &(count as i32)]).await.unwrap();
     }
+
+    async fn grow_older(&self, by: Duration) {
+        for (table, column) in [("dead_letters", "died_at"), ("dead_consume", "died_at"), ("audit", "at")] {
+            let sql = format!("update postroom.{table} set {column} = {column} - $1 * interval '1 second'");
+            self.client.lock().await.execute(&sql, &[&by.as_secs_f64()]).await.unwrap();
+        }
+    }
 }
 
 /// The inbox of a database through one driver.

@@ -15,6 +15,7 @@ mod parked;
 mod plans;
 mod pooler;
 mod restore;
+mod retention;
 mod roles;
 mod safe_names;
 mod setup;

@@ -25,6 +25,7 @@ async fn migrating_again_changes_nothing() {
         "safe_names",
         "truth",
         "operators",
+        "retention",
     ];
     assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();

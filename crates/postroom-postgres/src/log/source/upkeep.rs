@@ -30,7 +30,7 @@ impl LogSource {
             .links
             .writes
             .call(generation, "check the rights of this role", async |session| {
-                missing_grants(&session.client, Needs { relay: true, filler: false }).await
+                missing_grants(&session.client, Needs { relay: true, ..Needs::default() }).await
             })
             .await?;
         if !lacking.is_empty() {

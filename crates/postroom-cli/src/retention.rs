@@ -1,0 +1,114 @@
+//! Removing what is finished and old: by `postroom run` as `[retention]` says, and once by `postroom prune`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use postroom::{Removed, Retention, Store, Sweep};
+
+use crate::StoreArgs;
+use crate::config;
+use crate::dead::duration;
+use crate::exit::{self, Failure};
+use crate::progress::Progress;
+use crate::say::show;
+use crate::table::counted;
+
+/// Between two passes over a store.
+const EVERY: Duration = Duration::from_secs(60);
+/// After an error that a person has to mend.
+const EVERY_IF_REFUSED: Duration = Duration::from_secs(600);
+/// A step is followed by a pause of at least this, and of so many times its own length: new messages go first.
+const PAUSE_LEAST: Duration = Duration::from_millis(50);
+const PAUSE_TIMES: u32 = 3;
+
+#[derive(Debug, Args)]
+pub struct PruneArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Delete messages of the outbox that are older and that every route has finished with, such as 7d. If no age is given, [retention] of
+    /// the configuration applies
+    #[arg(long, value_parser = duration, value_name = "AGE")]
+    outbox: Option<Duration>,
+    /// Delete dead letters that died longer ago, on both sides
+    #[arg(long, value_parser = duration, value_name = "AGE")]
+    dead: Option<Duration>,
+    /// Delete inbox rows of messages that were processed longer ago; an age below the redelivery horizon is rejected
+    #[arg(long, value_parser = duration, value_name = "AGE")]
+    inbox: Option<Duration>,
+    /// Delete audit rows that are older, 30d at least
+    #[arg(long, value_parser = duration, value_name = "AGE")]
+    audit: Option<Duration>,
+}
+
+pub async fn prune(args: PruneArgs, json: bool) -> Result<(), Failure> {
+    let PruneArgs { store, outbox, dead, inbox, audit } = args;
+    let given = Retention { outbox, topics: Vec::new(), dead, inbox, audit };
+    let retention = if given.parts().is_empty() { config::load(&store.config)?.retention } else { given };
+    if retention.parts().is_empty() {
+        let text = "nothing expires: give an age, such as --outbox 7d, or add [retention] to the configuration";
+        return Err(Failure::new(exit::USAGE, text));
+    }
+    let store = store.open()?;
+    let (mut sweep, mut removed) = (Sweep::begin(&retention), Removed::default());
+    let mut progress = Progress::new("rows");
+    while !sweep.is_over() {
+        removed += store.retain(&retention, &mut sweep).await?;
+        progress.at(removed.total());
+    }
+    progress.end();
+    if json {
+        show!("{}", serde_json::json!(removed));
+    } else {
+        show!("removed {}", told(&removed));
+    }
+    Ok(())
+}
+
+/// Passes over the store for ever, one step at a time.
+pub async fn keep_to(retention: Retention, store: Arc<dyn Store>) {
+    let mut away = false;
+    loop {
+        let (mut sweep, mut removed) = (Sweep::begin(&retention), Removed::default());
+        let mut wait = EVERY;
+        while !sweep.is_over() {
+            let began = Instant::now();
+            match store.retain(&retention, &mut sweep).await {
+                Ok(some) => removed += some,
+                // A store that is away is told elsewhere.
+                Err(error) if error.is_transient() => {
+                    if !std::mem::replace(&mut away, true) {
+                        tracing::warn!(
+                            "retention goes on later: failed to {}",
+                            Failure::of(exit::FAILURE, &error).text
+                        );
+                    }
+                    break;
+                }
+                Err(error) => {
+                    tracing::error!("retention removes nothing: {}", Failure::of(exit::FAILURE, &error).text);
+                    wait = EVERY_IF_REFUSED;
+                    break;
+                }
+            }
+            away = false;
+            tokio::time::sleep((began.elapsed() * PAUSE_TIMES).max(PAUSE_LEAST)).await;
+        }
+        if removed.total() > 0 {
+            tracing::info!("retention removed {}", told(&removed));
+        }
+        tokio::time::sleep(wait).await;
+    }
+}
+
+fn told(removed: &Removed) -> String {
+    let parts = [
+        (removed.outbox, "message"),
+        (removed.dead, "dead letter"),
+        (removed.inbox, "inbox row"),
+        (removed.audit, "audit row"),
+    ];
+    let told = |(count, what): &(u64, &str)| counted(i64::try_from(*count).unwrap_or(i64::MAX), false, what);
+    let some: Vec<String> = parts.iter().filter(|(count, _)| *count > 0).map(told).collect();
+    if some.is_empty() { "nothing".to_owned() } else { some.join(", ") }
+}
