@@ -33,7 +33,10 @@ declare
     -- What is younger than this is kept, whatever its topic.
     shortest interval := (select min(a.age) from unnest(retain_outbox.ages || retain_outbox.usual) a (age));
     passed   bigint := (select min(l.position_seq) from postroom.lanes l where l.lane = retain_outbox.lane);
-    astray   record;
+    -- How far the sequence has come, and how far it must have come if it never went back.
+    drawn    bigint := (select s.last_value - (not s.is_called)::int from postroom.outbox_seq_seq s);
+    known    bigint := greatest((select max(greatest(l.position_seq, l.floor_seq, l.catch_up_seq)) from postroom.lanes l),
+                                (select max(o.seq) from postroom.outbox o where o.lane = retain_outbox.lane));
     any_old  boolean;
 begin
     removed := 0;
@@ -47,8 +50,12 @@ begin
         raise exception 'postroom.retain_outbox: % is too short; a minute is the least', shortest
             using errcode = 'invalid_parameter_value';
     end if;
-    astray := postroom.seqs_astray();
-    if postroom.positions_are_foreign() or astray.since is not null or astray.last < astray.top then
+    if postroom.positions_are_foreign() or drawn < known then
+        return;
+    end if;
+    -- A route without a position in this lane has passed nothing of it.
+    if exists (select from postroom.routes r
+                where not exists (select from postroom.lanes l where l.route = r.name and l.lane = retain_outbox.lane)) then
         return;
     end if;
     with looked_at as materialized (

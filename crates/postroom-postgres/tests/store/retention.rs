@@ -79,7 +79,13 @@ async fn nothing_is_removed_while_positions_may_not_be_those_of_this_table() {
         assert_eq!(swept(&database).await.outbox, 0, "{breaks}");
         client.batch_execute(&mends).await.unwrap();
     }
-    // A route that has not come so far.
+    // A route that lost its position in a lane, and one that has not come so far.
+    client
+        .batch_execute("create temporary table lost as select * from postroom.lanes; delete from postroom.lanes")
+        .await
+        .unwrap();
+    assert_eq!(swept(&database).await.outbox, 0, "no positions");
+    client.batch_execute("insert into postroom.lanes select * from lost").await.unwrap();
     let slow = source_of(&database, &Route { name: "slow".to_owned(), ..route() }, "slow").await;
     assert_eq!(swept(&database).await.outbox, 0, "the other route has read nothing");
     slow.release().await.unwrap();

@@ -82,12 +82,14 @@ fn outbox(tx: &Transaction<'_>, retention: &Retention, sweep: &mut Sweep) -> Res
     let ages = retention.topics.iter().map(|topics| topics.outbox).chain([retention.outbox]).flatten();
     let Some(shortest) = ages.min() else { return Ok((0, false)) };
     let astray: bool = tx.query_row(
-        "select exists (select 1 from postroom_lanes l
+        "select exists (select 1 from postroom_routes r where not exists (select 1 from postroom_lanes l where l.route = r.name))
+             or exists (select 1 from postroom_lanes l
                          where l.position_seq > coalesce((select max(seq) from sqlite_sequence where name = 'postroom_outbox'), 0)
                             or coalesce((select o.id <> l.position_id from postroom_outbox o where o.seq = l.position_seq), 0))",
         [],
         |row| row.get(0),
     )?;
+    // A route without a position has passed nothing.
     let passed: Option<i64> = tx.query_row("select min(position_seq) from postroom_lanes", [], |row| row.get(0))?;
     let Some(passed) = passed.filter(|passed| !astray && *passed > sweep.after) else { return Ok((0, false)) };
     let now: i64 = tx.query_row(&format!("select {NOW}"), [], |row| row.get(0))?;
