@@ -69,5 +69,10 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         }
         cause = error.source();
     }
-    text
+    in_a_line(&text)
+}
+
+/// PostgreSQL's details and hints follow on lines of their own.
+pub fn in_a_line(text: &str) -> String {
+    text.replace("\nDETAIL: ", "; detail: ").replace("\nHINT: ", "; hint: ")
 }

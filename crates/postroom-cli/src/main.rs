@@ -30,7 +30,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand};
-use postroom::Store;
+use postroom::{Store, redact_text};
 
 use crate::exit::Failure;
 use crate::say::{say, show};
@@ -49,7 +49,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show how postroom works in half a minute, on SQLite and an in-process broker; needs no server and no configuration
+    /// Show how postroom works in about twelve seconds, on SQLite and an in-process broker; needs no server and no configuration
     Demo(demo::DemoArgs),
     /// Write a commented configuration file to start from
     Init(init::InitArgs),
@@ -118,12 +118,18 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // clap knows whether this is help, the version or a usage error, and where to print it.
-            let _ = error.print();
-            if error.use_stderr() && std::env::args().any(|argument| argument == "--json") {
-                show!("{}", serde_json::json!({ "error": error.to_string().trim_end(), "exit_code": exit::USAGE }));
+            // clap knows whether this is help, the version or a usage error. An error quotes the argument, which may be a URL at the wrong
+            // place.
+            if !error.use_stderr() {
+                let _ = error.print();
+                return ExitCode::from(exit::OK);
             }
-            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::OK });
+            let text = redact_text(error.to_string().trim_end());
+            text.lines().for_each(|line| say!("{line}"));
+            if std::env::args().any(|argument| argument == "--json") {
+                show!("{}", serde_json::json!({ "error": text, "exit_code": exit::USAGE }));
+            }
+            return ExitCode::from(exit::USAGE);
         }
     };
     // The demo prints what happens; the outage that it causes itself needs no warning as well.

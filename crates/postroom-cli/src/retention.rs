@@ -26,8 +26,8 @@ const PAUSE_TIMES: u32 = 3;
 pub struct PruneArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Delete messages of the outbox that are older and that every route has finished with, such as 7d. If no age is given, [retention] of
-    /// the configuration applies
+    /// Delete messages of the outbox that are older and that every route has finished with, such as 7d. If no age is given, the
+    /// configuration's section `retention` applies
     #[arg(long, value_parser = duration, value_name = "AGE")]
     outbox: Option<Duration>,
     /// Delete dead letters that died longer ago, on both sides

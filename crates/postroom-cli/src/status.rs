@@ -291,10 +291,10 @@ fn attention(status: &StoreStatus) -> Vec<Attention> {
         found.push(Attention::new(
             Kind::Unrouted,
             format!(
-                "topic {topic}: no route takes it; {} among the newest, the oldest of them written {} ago, will not be sent. Correct the \
-                 topic in the application that writes it, or add it to a route (`postroom routes list` shows what each takes): \
-                 that sends what is written from then on; write these again if they are needed (`postroom messages list --state \
-                 unrouted`)",
+                "topic {topic}: no route takes it now; {} among the newest, the oldest of them written {} ago. Correct the topic in the \
+                 application that writes it, or add it to a route (`postroom routes list` shows what each takes): that sends what is \
+                 written from then on. `postroom messages list --state unrouted` lists these messages; if a route took the topic \
+                 earlier, `postroom why ID` says whether one may have been sent",
                 counted(*messages, false, "message"),
                 duration(*oldest_seconds)
             ),
@@ -376,7 +376,7 @@ fn of_inbox(inbox: &InboxStatus, found: &mut Vec<Attention>) {
         } else if let Some(trouble) = &filler.link.trouble {
             let since = duration(trouble.since_seconds);
             let text = format!(
-                "inbox {name}: nothing has been received from {from} for {since}, according to {short}: {}",
+                "inbox {name}: no message of {from} has come in for {since}, according to {short}: {}",
                 trouble.error
             );
             found.push(Attention::new(Kind::Sink, text));

@@ -18,7 +18,7 @@ struct LogLine;
 impl Write for LogLine {
     fn write(&mut self, record: &[u8]) -> std::io::Result<usize> {
         let text = String::from_utf8_lossy(record);
-        let line = crate::say::printable(text.trim_end_matches('\n'));
+        let line = crate::say::printable(&crate::exit::in_a_line(text.trim_end_matches('\n')));
         writeln!(std::io::stderr().lock(), "{line}").map(|()| record.len())
     }
 

@@ -20,10 +20,15 @@ pub async fn why(args: WhyArgs, json: bool) -> Result<(), Failure> {
     let found = store.whereabouts(args.id).await?;
     let received = store.receptions(args.id).await?;
     if found.is_empty() && received.is_empty() {
-        let text = format!(
-            "no message {} is known: its transaction did not commit, no relay has ever run, or retention removed it",
-            args.id
-        );
+        let text = match store.message(args.id).await? {
+            Some(stored) => format!(
+                "message {} is in the {}, and there is no route that could send it: none has run yet, or it was forgotten. \
+                 `postroom routes list` shows the routes; if one was forgotten, the audit table says when, and it may have sent the message",
+                args.id,
+                stored.found_in.replace('_', " ")
+            ),
+            None => format!("no message {} is known: its transaction did not commit, or its row was deleted", args.id),
+        };
         return Err(Failure::new(exit::FAILURE, text));
     }
     if json {

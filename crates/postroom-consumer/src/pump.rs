@@ -59,9 +59,7 @@ pub(crate) async fn receive(
             }
             Err(error) => {
                 let why = chain(&error);
-                outage
-                    .get_or_insert_with(|| Outage { began: Instant::now(), told: None, withheld: 0 })
-                    .tell(&consumer, &why);
+                outage.get_or_insert_with(Outage::begin).tell(&consumer, &why);
                 trouble.set(Some(why));
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(retry_cap);
@@ -70,16 +68,20 @@ pub(crate) async fn receive(
     }
 }
 
-/// Nothing has been received since it began.
-struct Outage {
+/// Nothing has been received, or nothing of it could be stored, since it began.
+pub(crate) struct Outage {
     began: Instant,
     told: Option<Instant>,
     withheld: u64,
 }
 
 impl Outage {
+    pub(crate) fn begin() -> Self {
+        Self { began: Instant::now(), told: None, withheld: 0 }
+    }
+
     /// Tells the log at the beginning, and what has repeated since every so often.
-    fn tell(&mut self, consumer: &Consumer, why: &str) {
+    pub(crate) fn tell(&mut self, consumer: &Consumer, why: &str) {
         if self.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
             self.withheld += 1;
             return;
@@ -97,6 +99,13 @@ impl Outage {
 fn ended(consumer: &Consumer, outage: &mut Option<Outage>) {
     if let Some(Outage { began, .. }) = outage.take() {
         tracing::info!(%consumer, "messages can be received again after {:.1} s", began.elapsed().as_secs_f64());
+    }
+}
+
+/// Received messages can be stored again.
+pub(crate) fn stored_again(consumer: &Consumer, outage: &mut Option<Outage>) {
+    if let Some(Outage { began, .. }) = outage.take() {
+        tracing::info!(%consumer, "received messages can be stored again after {:.1} s", began.elapsed().as_secs_f64());
     }
 }
 

@@ -16,7 +16,7 @@ use postroom::{
 
 use crate::engine::Engine;
 use crate::protocol::{Action, Counters, EngineOptions, Input, RouteNow};
-use crate::told::Told;
+use crate::told::{PROBE, Told};
 
 /// Giving the lanes back takes no longer than this, and closing the sink neither.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
@@ -329,7 +329,7 @@ impl Relay {
             }),
             Action::Probe => Box::pin(async {
                 let reachable = self.sink.probe().await;
-                Some(Input::Probed(reachable.map_err(|error| told.complaint("probe the sink", &error))))
+                Some(Input::Probed(reachable.map_err(|error| told.complaint(PROBE, &error))))
             }),
             Action::Finish => return None,
         })

@@ -16,6 +16,9 @@ const FAILURES: u32 = 10;
 const CONNECTS_WITHIN: Duration = Duration::from_secs(2);
 /// Of each kind.
 const COMPLAINTS: u32 = 3;
+/// A sink that is down is probed every five seconds, and that it is down was told.
+pub(crate) const PROBE: &str = "probe the sink";
+const PROBES_WINDOW: Duration = Duration::from_secs(60);
 
 /// Tells the log of one route.
 pub(crate) struct Told {
@@ -86,7 +89,10 @@ impl Told {
             cause = error.source();
         }
         let ration = &mut self.rations();
-        let ration = ration.complaints.entry(what).or_insert(Rationed::new(COMPLAINTS, WINDOW));
+        let ration = ration.complaints.entry(what).or_insert(match what {
+            PROBE => Rationed::new(1, PROBES_WINDOW),
+            _ => Rationed::new(COMPLAINTS, WINDOW),
+        });
         if !ration.admits(self.began.elapsed()) {
             return text;
         }

@@ -9,7 +9,7 @@ use postroom::{
     Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Finding, Forgotten, Keeper, KeyDeed, Listed, Message,
     MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, Operator, Reception, Removed, Retention,
     Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, StartAt, Store, StoreError,
-    StoreStatus, StoredMessage, Sweep, UnroutedTopic, WaitingKey, Whereabouts, redact_text,
+    StoreStatus, StoredMessage, Sweep, UnroutedTopic, WaitingKey, Whereabouts, redact_url,
 };
 use rusqlite::Connection;
 
@@ -184,7 +184,7 @@ impl Operator for Database {
 #[async_trait]
 impl Store for Database {
     fn shown(&self) -> String {
-        redact_text(&format!("sqlite:{}", self.path.display()))
+        redact_url(&format!("sqlite:{}", self.path.display()))
     }
 
     fn cannot(&self, route: &Route) -> Option<String> {

@@ -336,7 +336,7 @@ async fn a_text_that_is_not_utf8_is_shown_and_can_be_retried_and_discarded() {
     let ids: Vec<MessageId> = (0..2).map(|_| MessageId::new()).collect();
     for id in &ids {
         let sql = format!(
-            "insert into postroom_outbox (id, topic, type, key, payload) values ('{id}', 'orders', {bad}, {bad}, 'x')"
+            "insert into postroom_outbox (id, topic, type, key, payload) values ('{id}', 'orders', {bad}, {bad}, {bad})"
         );
         connection.execute_batch(&sql).unwrap();
     }

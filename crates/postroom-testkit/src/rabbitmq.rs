@@ -55,6 +55,18 @@ pub async fn declare_otherwise(url: &str, name: &str) {
     queue.await.expect("declare the queue");
 }
 
+/// A stream of this name.
+///
+/// # Panics
+/// If the broker cannot be reached.
+pub async fn declare_stream(url: &str, name: &str) {
+    let (_connection, channel) = open(url).await;
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString("stream".into()));
+    let durable = QueueDeclareOptions { durable: true, ..Default::default() };
+    channel.queue_declare(name.into(), durable, arguments).await.expect("declare the stream");
+}
+
 /// How a queue keeps its messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueKind {

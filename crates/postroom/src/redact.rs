@@ -25,6 +25,10 @@ const OPEN: &[&str] = &[
 /// The URL without its password, and without what may be one: values of a query that are not known to be harmless, a port that is no
 /// number, everything of a URL of which nobody can tell where the password ends.
 pub fn redact_url(url: &str) -> String {
+    // What our own advice says.
+    if url.ends_with("://USER:PASSWORD@HOST:PORT/DATABASE") || url.ends_with("://USER:PASSWORD@HOST:PORT/VHOST") {
+        return url.to_owned();
+    }
     let Some((scheme, rest)) = url.split_once("://") else {
         // `sqlite:path` carries no credentials; `host=… password=…` strings, mistyped URLs and what was put in the wrong place may.
         let harmless = url.starts_with("sqlite:") && !url.contains('@') && !url.contains("//");
@@ -55,6 +59,8 @@ pub fn redact_url(url: &str) -> String {
         Some((path, query)) => (path, Some(query)),
         None => (tail, None),
     };
+    // A query whose question mark was forgotten.
+    let path = if path.contains(['=', '&', ';']) { "/(redacted)" } else { path };
     let mut shown = format!("{scheme}://{user_info}{}{path}", hosts.join(","));
     if let Some(query) = query {
         let part = |part: &str| match part.split_once('=') {
@@ -89,6 +95,8 @@ pub fn redact_text(text: &str) -> String {
             .map_or(0, |last| last + rest[last..].chars().next().map_or(1, char::len_utf8));
         let end =
             rest[at..].find(|c: char| c.is_whitespace() || "\"'`<>".contains(c)).map_or(rest.len(), |end| at + end);
+        // The punctuation of the sentence.
+        let end = begin + rest[begin..end].trim_end_matches([':', ',', ';', '.', ')']).len();
         shown.push_str(&rest[..begin]);
         shown.push_str(&redact_url(&rest[begin..end]));
         rest = &rest[end..];
@@ -116,6 +124,8 @@ mod tests {
             ("sqlite:///var/lib/orders.db", "sqlite:///var/lib/orders.db"),
             ("host=db password=x", "(redacted)"),
             ("s3cret", "(redacted)"),
+            ("postgres://h/x&password=s3cret", "postgres://h/(redacted)"),
+            ("postgres://h/password=s3cret", "postgres://h/(redacted)"),
             ("postgres://app;s3cret@db/shop", "postgres://***@db/shop"),
             ("amqp//guest:s3cret@mq/x", "(redacted)"),
             ("guest:s3@cret@mq:5672", "(redacted)"),
@@ -134,6 +144,9 @@ mod tests {
         let shown = redact_text(text);
         assert!(!shown.contains("s3") && shown.contains("amqp://u:***@mq/x") && shown.ends_with("' end"), "{shown}");
         assert_eq!(redact_text("nothing: // in here"), "nothing: // in here");
+        let advice = "database URL pg://h/x?password=s3cret: write pg://USER:PASSWORD@HOST:PORT/DATABASE, with";
+        let shown = "database URL pg://h/x?password=***: write pg://USER:PASSWORD@HOST:PORT/DATABASE, with";
+        assert_eq!(redact_text(advice), shown);
     }
 
     /// Wherever a secret stands in a URL, and however that is mistyped, it is not shown.

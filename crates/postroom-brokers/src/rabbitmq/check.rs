@@ -6,6 +6,7 @@ use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::{FieldTable, ShortString};
 use lapin::{Channel, Connection, ErrorKind, ExchangeKind};
 
+use super::subscription::{IS_STREAM, is_stream};
 use super::{RabbitmqOptions, RabbitmqSubscriptionOptions, connect};
 use crate::CheckFailed;
 
@@ -29,7 +30,7 @@ pub(super) async fn exchange(options: &RabbitmqOptions) -> Result<String, CheckF
             }
             Ok(()) => Ok(format!("{what} exists")),
             Err(error) if is_missing(&error) && options.declare => {
-                Ok(format!("{what} does not exist yet and will be declared"))
+                Ok(format!("{what} does not exist yet and will be declared, if the user may do that"))
             }
             Err(error) if is_missing(&error) => Err(CheckFailed {
                 problem: format!("{what} does not exist"),
@@ -57,9 +58,13 @@ pub(super) async fn queue(options: &RabbitmqSubscriptionOptions) -> Result<Strin
                 compared.map_err(|error| refused(&what, &error))?;
                 format!("{what} exists")
             }
+            Ok(()) if is_stream(&connection, name).await.map_err(|error| refused(&what, &error))? => {
+                let advice = "bind a classic or quorum queue to the same exchange, and name that one".to_owned();
+                return Err(CheckFailed { problem: format!("{what}: {IS_STREAM}"), advice });
+            }
             Ok(()) => format!("{what} exists"),
             Err(error) if is_missing(&error) && declares => {
-                format!("{what} does not exist yet and will be declared and bound")
+                format!("{what} does not exist yet and will be declared and bound, if the user may do that")
             }
             Err(error) if is_missing(&error) => {
                 return Err(CheckFailed {
@@ -126,7 +131,8 @@ fn advice_for(problem: &str) -> &'static str {
 
 fn told(url: &str, found: &str) -> String {
     let encrypted = if url.starts_with("amqps:") { "encrypted with TLS" } else { "not encrypted" };
-    format!("{found}; the connection is {encrypted}")
+    // AMQP has no way to ask for a permission without using it.
+    format!("{found}; the connection is {encrypted}; whether the user may use it is not known before it does")
 }
 
 async fn look_for_exchange(connection: &Connection, name: &str, passive: bool) -> Result<(), lapin::Error> {

@@ -12,7 +12,7 @@ use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, ExchangeDeclareOptions, QueueBindOptions,
     QueueDeclareOptions,
 };
-use lapin::types::{FieldTable, ShortString};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Connection, Consumer, ExchangeKind};
 use postroom::{Answer, Arrival, Bound, Partition, Receipt, Received, Subscription, Unavailable, redact_url};
 use serde::Deserialize;
@@ -23,6 +23,7 @@ use crate::OpenSubscriptionError;
 
 /// A close that is not answered is not waited for.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const IS_STREAM: &str = "it is a stream, which cannot be received from; name a classic or quorum queue";
 
 /// Numbers the connections of all subscriptions of this process: a delivery tag of one means nothing on another.
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -81,6 +82,11 @@ impl RabbitmqSubscriptionOptions {
         usable_name("queue", &self.queue)?;
         for binding in &self.bind {
             usable_name("exchange in bind", &binding.exchange)?;
+            if binding.exchange.is_empty() {
+                return Err(
+                    "bind: every queue is bound to the default exchange already; name another exchange".to_owned()
+                );
+            }
             usable_name("routing_key in bind", &binding.routing_key)?;
         }
         if self.prefetch == 0 {
@@ -151,6 +157,12 @@ impl RabbitmqSubscription {
     async fn subscribe(&self) -> Result<Consumer, Unavailable> {
         let connection =
             connect(&self.options.url, "postroom consumer", Some(self.options.unsettled_bytes_max)).await?;
+        if self.options.bind.is_empty()
+            && self.exists_as_stream(&connection).await.map_err(|error| self.unavailable(error))?
+        {
+            let _ = connection.close(200, "bye".into()).await;
+            return Err(self.unavailable(IS_STREAM));
+        }
         let (channel, consumer) = self.consume(&connection).await.map_err(|error| self.unavailable(error))?;
         // Nothing is awaited between here and the end: whoever gives up waiting has no consumer yet, or leaves it to `drop`.
         let mut session = self.session();
@@ -158,6 +170,16 @@ impl RabbitmqSubscription {
         session.channel = Some(channel);
         session.connection = Some(connection);
         Ok(consumer)
+    }
+
+    /// The passive look comes first: the other one would make a queue that is not there.
+    async fn exists_as_stream(&self, connection: &Connection) -> Result<bool, lapin::Error> {
+        let channel = connection.create_channel().await?;
+        let passive = QueueDeclareOptions { passive: true, ..Default::default() };
+        let queue = ShortString::from(self.options.queue.as_str());
+        channel.queue_declare(queue, passive, FieldTable::default()).await?;
+        channel.close(200, "looked".into()).await?;
+        is_stream(connection, &self.options.queue).await
     }
 
     async fn consume(&self, connection: &Connection) -> Result<(Channel, Consumer), lapin::Error> {
@@ -249,6 +271,19 @@ impl RabbitmqSubscription {
             Answer::Reject => channel.basic_nack(tag, BasicNackOptions { requeue: false, ..Default::default() }).await,
         };
         answered.map_err(|error| self.unavailable(error))
+    }
+}
+
+/// Whether a queue that exists is a stream. A stream hands out only what is published while somebody is subscribed, unless it is told
+/// where to begin, and acks mean nothing to it. Declaring what exists changes nothing; whoever may not declare is not told.
+pub(super) async fn is_stream(connection: &Connection, queue: &str) -> Result<bool, lapin::Error> {
+    let channel = connection.create_channel().await?;
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString("stream".into()));
+    let durable = QueueDeclareOptions { durable: true, ..Default::default() };
+    match channel.queue_declare(ShortString::from(queue), durable, arguments).await {
+        Ok(_) => channel.close(200, "looked".into()).await.map(|()| true),
+        Err(error) => Ok(error.to_string().contains("current is the value 'stream'")),
     }
 }
 

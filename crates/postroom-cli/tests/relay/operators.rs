@@ -282,6 +282,120 @@ async fn check_compares_an_exchange_and_a_queue_and_says_what_to_do() {
     assert!(text(&refused.stdout).contains("control character"), "{}", text(&refused.stdout));
 }
 
+/// A stream hands out only what is published while somebody is subscribed: an inbox on one would miss messages without a word.
+#[tokio::test]
+async fn an_inbox_on_a_stream_is_refused() {
+    let database = Database::create().await;
+    assert_eq!(postroom(&["migrate", "--store", database.url()]).status.code(), Some(0));
+    let (broker, name) = (surroundings::rabbitmq_url(), format!("s-{}", surroundings::unique()));
+    postroom_testkit::rabbitmq::declare_stream(&broker, &name).await;
+    let config = surroundings::scratch("stream").join("postroom.toml");
+    let text_of = format!(
+        "[store]\nurl = {:?}\n[[inboxes]]\nconsumer = \"billing\"\n[inboxes.from]\nkind = \"rabbitmq\"\nurl = {broker:?}\nqueue = {name:?}\n",
+        database.url()
+    );
+    std::fs::write(&config, text_of).unwrap();
+    let checked = postroom(&["check", "--config", config.to_str().unwrap()]);
+    assert_eq!(checked.status.code(), Some(1));
+    assert!(text(&checked.stdout).contains("it is a stream"), "{}", text(&checked.stdout));
+    let log = std::fs::File::create(config.with_file_name("run.log")).unwrap();
+    let mut run = surroundings::postroom();
+    run.args(["run", "--config"]).arg(&config).stdout(Stdio::null()).stderr(log);
+    let _running = Running(run.spawn().unwrap());
+    let told =
+        until(database.url(), "status tells", |status| status["attention"].to_string().contains("it is a stream"));
+    assert_eq!(told["attention"][0]["kind"], "sink", "{told}");
+}
+
+/// What cannot be stored is told where people look, and that it can be again.
+#[tokio::test]
+async fn an_inbox_that_cannot_be_written_is_not_shown_as_up() {
+    let database = Database::create().await;
+    assert_eq!(postroom(&["migrate", "--store", database.url()]).status.code(), Some(0));
+    let client = database.connect().await;
+    let (broker, name) = (surroundings::rabbitmq_url(), surroundings::unique());
+    let role = format!("filler_{name}");
+    client.batch_execute(&format!("create role {role} login")).await.unwrap();
+    let dir = surroundings::scratch("unwritable");
+    let config = dir.join("postroom.toml");
+    let text_of = format!(
+        "[store]\nurl = {:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"rabbitmq\"\nurl = {broker:?}\nexchange = {name:?}\n\
+         [[inboxes]]\nconsumer = \"billing\"\n[inboxes.from]\nkind = \"rabbitmq\"\nurl = {broker:?}\nqueue = {name:?}\n\
+         bind = [{{ exchange = {name:?}, routing_key = \"#\" }}]\n",
+        database.url().replace("postgres@", &format!("{role}@"))
+    );
+    std::fs::write(&config, text_of).unwrap();
+    let advice = json(&postroom(&["check", "--config", config.to_str().unwrap(), "--json"]));
+    let advice = advice["checked"].as_array().unwrap().iter().find_map(|checked| {
+        checked["advice"].as_str()?.split_once("run as the owner of the schema: ").map(|(_, grants)| grants.to_owned())
+    });
+    client.batch_execute(&advice.unwrap()).await.unwrap();
+    let log = std::fs::File::create(dir.join("run.log")).unwrap();
+    let mut run = surroundings::postroom();
+    run.args(["run", "--config"]).arg(&config).stdout(Stdio::null()).stderr(log);
+    let _running = Running(run.spawn().unwrap());
+    let link = |status: &Value| status["inboxes"][0]["filler"]["link"].clone();
+    let up = |status: &Value| link(status)["name"].is_string() && link(status)["trouble"].is_null();
+    until(database.url(), "it fills", up);
+    client.batch_execute(&format!("revoke insert on postroom.inbox_messages from {role}")).await.unwrap();
+    client.batch_execute("select postroom.enqueue('orders', 'order.placed', 'x'::text, key => 'k')").await.unwrap();
+    until(database.url(), "status tells", |status| {
+        let told = status["attention"].to_string();
+        told.contains("inbox billing") && told.contains("permission denied for table inbox_messages")
+    });
+    client.batch_execute(&format!("grant insert on postroom.inbox_messages to {role}")).await.unwrap();
+    until(database.url(), "it is up again", up);
+    let told = std::fs::read_to_string(dir.join("run.log")).unwrap();
+    assert!(told.contains("consumer=billing") && told.contains("received messages can be stored again"), "{told}");
+    assert_eq!(told.matches("permission denied").count(), 1, "{told}");
+}
+
+/// What was sent before its route stopped taking the topic, or was forgotten, is not called unsent, and not unknown.
+#[tokio::test]
+async fn a_message_of_a_topic_or_route_that_is_gone_is_not_denied() {
+    let (_database, stores) = stores().await;
+    for store in &stores {
+        let run = |arguments: &[&str]| postroom(&[arguments, &["--store", store]].concat());
+        let sent = json(&run(&["send", "--topic", "orders", "--json"]));
+        let id = sent["id"].as_str().unwrap();
+        let out = surroundings::scratch("gone").join("out.jsonl");
+        {
+            let _relay = Running::relay(store, &format!("kind = \"file\"\npath = {out:?}\n"));
+            until(store, "it is sent", |status| {
+                status["routes"][0]["backlog"] == 0 && status["routes"][0]["lanes_held"].as_i64() > Some(0)
+            });
+        }
+        assert_eq!(std::fs::read_to_string(&out).unwrap().lines().count(), 1);
+        assert_eq!(run(&["routes", "set", "orders", "--topics", "billing", "--reason", "x"]).status.code(), Some(0));
+        let why = json(&run(&["why", id, "--json"]));
+        assert_eq!(why["routes"][0]["state"], "passed", "{why}");
+        let said = text(&run(&["status"]).stdout);
+        assert!(said.contains("topic orders: no route takes it now") && !said.contains("will not be sent"), "{said}");
+        let forgotten = run(&["routes", "forget", "orders", "--reason", "x"]);
+        assert_eq!(forgotten.status.code(), Some(0), "{}", text(&forgotten.stderr));
+        let said = text(&run(&["why", id]).stderr);
+        assert!(said.contains("is in the outbox") && said.contains("it may have sent the message"), "{said}");
+    }
+}
+
+/// A URL at the wrong place of the command line is quoted by the parser of arguments.
+#[test]
+fn an_error_about_arguments_shows_no_password() {
+    for wrong in [
+        &["status", "postgres://u:Tops3cret@db/shop"][..],
+        &["--json", "status", "postgres://u:Tops3cret@db/shop"],
+        &["why", "postgres://u:Tops3cret@db/shop"],
+        &["dead", "retry", "--reason", "x", "--limit", "postgres://u:Tops3cret@db/shop"],
+        &["status", "--fail-on", "postgres://u:Tops3cret@db/shop"],
+        &["postgres://u:Tops3cret@db/shop"],
+    ] {
+        let output = postroom(wrong);
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}");
+        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        assert!(!said.contains("Tops3cret") && said.contains("--help"), "{said}");
+    }
+}
+
 /// Both ways to remove what is finished: once, and by a process that runs.
 #[tokio::test]
 async fn what_is_finished_and_old_goes_by_command_and_by_itself() {

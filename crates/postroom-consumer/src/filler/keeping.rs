@@ -28,6 +28,8 @@ const BATCH_MAX: usize = 500;
 const RECEIVED_AT_ONCE: Bound = Bound { messages: BATCH_MAX, bytes: 8 << 20 };
 /// While another process still has the queue the broker refuses this one: order over a takeover waits for that.
 const RECEIVE_RETRY_CAP: Duration = Duration::from_secs(3);
+/// So many tries of one message take about a second.
+const TELL_AFTER_TRIES: u32 = 5;
 /// What is in work at a stop is one transaction.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -55,6 +57,8 @@ pub(super) struct Told {
     pub live: Live<InboxNow>,
     /// Why the last try to receive failed.
     pub trouble: Live<Option<String>>,
+    /// Why what was received cannot be stored.
+    pub stuck: Live<Option<String>>,
 }
 
 pub(super) struct Keeping {
@@ -235,19 +239,25 @@ impl Keeping {
     /// Keeps one message until that is committed, or the filler stops.
     async fn keep_one(&self, message: &Message) -> Fate {
         let mut tries = 0;
+        let mut outage = None;
         loop {
             match self.asked(self.keeper.keep(&self.tenure, std::slice::from_ref(message))).await {
-                Ok(Some(kept)) => return Fate::Kept(kept.first().copied().unwrap_or(Kept::Duplicate)),
+                Ok(Some(kept)) => {
+                    pump::stored_again(self.keeper.consumer(), &mut outage);
+                    self.told.stuck.set(None);
+                    return Fate::Kept(kept.first().copied().unwrap_or(Kept::Duplicate));
+                }
                 Ok(None) => return Fate::Fenced,
                 Err(error) if self.keeper.refuses_the_message(&error) => {
                     return self.bury(message, &tidy_reason(chain(&error))).await;
                 }
                 Err(error) => {
                     tries += 1;
-                    if error.is_transient() {
-                        tracing::debug!(id = %message.id, "the store failed temporarily, trying again: {}", chain(&error));
-                    } else {
-                        tracing::error!(id = %message.id, "the store rejected a message, trying again: {}", chain(&error));
+                    let why = format!("store what {} brought: {}", self.subscription.origin(), chain(&error));
+                    // A moment is nothing that anybody has to know of.
+                    if tries >= TELL_AFTER_TRIES || !error.is_transient() {
+                        outage.get_or_insert_with(pump::Outage::begin).tell(self.keeper.consumer(), &why);
+                        self.told.stuck.set(Some(format!("failed to {why}")));
                     }
                     if stopped_before_try(&self.stopping, tries).await {
                         return Fate::Stopped;

@@ -125,12 +125,20 @@ impl Filler {
                 }
             };
             let (ending, ended) = watch::channel(false);
-            let told = Told { observer: self.observer.clone(), live: self.live.clone(), trouble: Live::new() };
-            let (link, trouble) = (subscription.clone(), told.trouble.clone());
+            let told = Told {
+                observer: self.observer.clone(),
+                live: self.live.clone(),
+                trouble: Live::new(),
+                stuck: Live::new(),
+            };
+            let (link, trouble, stuck) = (subscription.clone(), told.trouble.clone(), told.stuck.clone());
             let said = move || FillerReport {
                 source: Some(link.origin()),
-                source_down: (!link.is_connected())
-                    .then(|| trouble.now().unwrap_or_else(|| "not connected yet".to_owned())),
+                source_down: if link.is_connected() {
+                    stuck.now()
+                } else {
+                    Some(trouble.now().unwrap_or_else(|| "not connected yet".to_owned()))
+                },
             };
             let keeping = Keeping::new(subscription, self.keeper.clone(), tenure.clone(), ended, told);
             let mut keeping = Box::pin(keeping.run(&mut counters));

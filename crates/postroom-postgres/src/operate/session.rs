@@ -56,7 +56,7 @@ pub(crate) async fn within<T>(
     asked: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
     match tokio::time::timeout(ANSWERS_WITHIN, asked).await {
-        Ok(Err(error)) => Err(with_blockers(connector, error).await),
+        Ok(Err(error)) => Err(with_blockers(connector, with_grants(error)).await),
         Ok(answered) => answered,
         Err(_) => {
             let source = format!("the server did not answer within {} s", ANSWERS_WITHIN.as_secs()).into();
@@ -87,6 +87,21 @@ pub(crate) async fn while_it_answers<T>(connector: &Connector, work: impl Future
         done = work => Some(done),
         () = silence => None,
     }
+}
+
+/// Adds where the grants are to an error of a missing right.
+fn with_grants(error: StoreError) -> StoreError {
+    let StoreError::Refused { what, source } = error else { return error };
+    let code = source.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::as_db_error);
+    let source = match code.filter(|error| *error.code() == SqlState::INSUFFICIENT_PRIVILEGE) {
+        Some(error) => {
+            let told = error.message();
+            format!("{told}; docs/grants-reader.sql has what looking needs, docs/grants-operator.sql what acting needs")
+                .into()
+        }
+        None => source,
+    };
+    StoreError::Refused { what, source }
 }
 
 /// Adds who holds locks on our tables to an error of a wait for one.

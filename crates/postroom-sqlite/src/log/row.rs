@@ -7,7 +7,7 @@ use bytes::Bytes;
 use postroom::lane_book::Found;
 use postroom::{Message, MessageId, headers_from_json};
 use rusqlite::Row;
-use rusqlite::types::Value;
+use rusqlite::types::ValueRef;
 
 /// A message of the outbox or a parked one.
 pub(crate) struct FoundRow {
@@ -66,7 +66,7 @@ pub(crate) fn message_of(row: &Row<'_>) -> Result<(Message, Option<String>), rus
         kind: text("type")?.unwrap_or_default(),
         key: text("key")?,
         routing_key: text("routing_key")?,
-        payload: bytes_of(row.get("payload")?),
+        payload: bytes_of(row.get_ref("payload")?),
         content_type: text("content_type")?.unwrap_or_default(),
         headers: headers_from_json(text("headers")?.as_deref()),
         tenant_id: text("tenant_id")?,
@@ -82,11 +82,11 @@ pub(crate) fn message_of(row: &Row<'_>) -> Result<(Message, Option<String>), rus
 }
 
 /// A plain insert may have stored the payload as text: its bytes are what counts.
-fn bytes_of(value: Value) -> Bytes {
+fn bytes_of(value: ValueRef<'_>) -> Bytes {
     match value {
-        Value::Blob(bytes) => Bytes::from(bytes),
-        Value::Text(text) => Bytes::from(text.into_bytes()),
+        // A text need not be UTF-8.
+        ValueRef::Blob(bytes) | ValueRef::Text(bytes) => Bytes::copy_from_slice(bytes),
         // The table's check lets no other type in.
-        Value::Null | Value::Integer(_) | Value::Real(_) => Bytes::new(),
+        ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) => Bytes::new(),
     }
 }

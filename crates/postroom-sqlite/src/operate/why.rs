@@ -30,7 +30,11 @@ pub(crate) fn whereabouts(connection: &Connection, id: MessageId) -> Result<Vec<
                 exists (select 1 from postroom_audit a, json_each(a.message_ids) i
                          where a.action = 'dead.discard' and replace(lower(i.value), '-', '') = ?1
                            and json_extract(a.filter, '$.route') is null),
-                y.sink_error, y.sink_blocked, ({NOW} - y.sink_down_since_ms) / 1000.0
+                y.sink_error, y.sink_blocked, ({NOW} - y.sink_down_since_ms) / 1000.0,
+                exists (select 1 from postroom_route_revisions v, json_each(v.topics) t
+                         where v.route = r.name
+                           and (f.topic = t.value or (substr(t.value, -1) = '*'
+                                and substr(f.topic, 1, length(t.value) - 1) = substr(t.value, 1, length(t.value) - 1))))
            from found f join postroom_routes r join postroom_lanes l on l.route = r.name
            left join postroom_relays y on y.route = r.name and y.owner = l.owner
            left join postroom_parked p on p.route = r.name and p.seq = f.seq
@@ -75,6 +79,13 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
     } else if let Some(discarded) = text_or_null(row, 17)? {
         because.push(format!("it was dead, and an operator discarded it ({discarded})"));
         Place::Discarded
+    } else if !row.get::<_, bool>(16)? && row.get::<_, bool>(2)? && row.get::<_, bool>(22)? {
+        because.push(
+            "the route has passed it: the broker confirmed it, or the route did not take its topic at that time \
+             (postroom_route_revisions has the dates)"
+                .to_owned(),
+        );
+        Place::Passed
     } else if !row.get::<_, bool>(16)? {
         because.push("the route does not take its topic".to_owned());
         Place::NotTaken
