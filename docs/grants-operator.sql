@@ -1,5 +1,6 @@
 -- What a person needs who runs `postroom status`, `why`, `dead`, `keys`, `routes` and `inbox prune`: they read everything, payloads
--- included. The commands write what they do to postroom.audit, which this role can neither change nor empty. The role is trusted: with
+-- included. The commands write what they do to postroom.audit, which this role cannot change; it can remove rows of more than 30 days, and a
+-- row says so. The role is trusted: with
 -- SQL of its own it can do what the commands do without a row there (move positions, change routes, park or delete messages).
 grant usage on schema postroom to app_operator;
 grant execute on function

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use postroom::{Live, MessageId, Store, UnroutedTopic, Wake};
+use postroom::{Live, MessageId, Store, StoreError, UnroutedTopic, Wake};
 use postroom_consumer::{FillCounters, Filler, InboxNow};
 use postroom_relay::{Counters, Relay, RouteNow, Summary};
 use tokio::signal::unix::{SignalKind, signal};
@@ -159,7 +159,17 @@ impl Start {
         // One that is started again must not take what the one before it may still be writing for its own: it waits for the
         // lease, as after a crash.
         let owner = if restart == 0 { self.owner.clone() } else { format!("{}/{restart}", self.owner) };
-        let source = store.source(route, &owner).await?;
+        let source = loop {
+            match store.source(route, &owner).await {
+                // A SQLite file that somebody else writes to for long; a PostgreSQL that is away is waited for inside.
+                Err(error @ StoreError::Busy { .. }) => {
+                    let text = Failure::of(exit::FAILURE, &error).text;
+                    tracing::warn!(route = %route.name, "the route begins later, trying again: {text}");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                opened => break opened?,
+            }
+        };
         let sink = options.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;
         tracing::info!(route = %route.name, topics = %route.topics, store = %store.shown(), sink = %options.shown(), "opened the route");
         Ok(Relay::new(route.clone(), source, sink)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use postroom::{Deed, KeyDeed, Operator, WaitsFor};
+use postroom::{Deed, KeyDeed, Operator, Retention, Sweep, WaitsFor};
 use postroom_postgres::Database as Store;
 use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::{Violation, judge};
@@ -46,6 +46,8 @@ pub struct Cell {
     under_alarm: Arc<AtomicBool>,
     /// Parks keys and lets them go on, all the time.
     operator: JoinHandle<()>,
+    /// Removes what is finished, all the time.
+    retention: Option<JoinHandle<()>>,
     /// An unrelated transaction that stays open over the whole schedule.
     _long: Option<tokio_postgres::Client>,
 }
@@ -65,6 +67,21 @@ async fn operate(store: Store, mut chance: Chance) {
     }
 }
 
+/// Whatever is written seems to be old, so that it may go as soon as it is finished.
+const LONG_AGO: &str = "create function public.long_ago() returns trigger language plpgsql as $$
+                        begin new.occurred_at := least(new.occurred_at, clock_timestamp() - interval '1 hour'); return new; end $$;
+                        create trigger long_ago before insert on postroom.outbox for each row execute function public.long_ago()";
+
+/// Retention that waits for nothing. The database may be away, or being restored; it tries again.
+async fn retain(store: Store, mut chance: Chance) {
+    let retention = Retention { outbox: Some(Duration::from_secs(60)), ..Retention::default() };
+    loop {
+        let mut sweep = Sweep::begin(&retention);
+        while !sweep.is_over() && store.retain(&retention, &mut sweep).await.is_ok() {}
+        tokio::time::sleep(Duration::from_millis(20 + chance.below(300))).await;
+    }
+}
+
 impl Cell {
     pub async fn begin(seed: u64, servers: &Servers) -> Self {
         Self::begin_with(seed, servers, MESSAGES).await
@@ -75,6 +92,13 @@ impl Cell {
         let database = Database::create_on(&servers.postgres.url("postgres")).await;
         let mut rig = Rig::new(database, servers.rabbit.url()).await;
         rig.in_flight_max = [50, 300, 1000][chance.below(3) as usize];
+        let retention = if seed.is_multiple_of(2) {
+            rig.database.connect().await.batch_execute(LONG_AGO).await.unwrap();
+            let store = Store::new(rig.database.url()).unwrap();
+            Some(tokio::spawn(retain(store, Chance::new(seed ^ 0x13))))
+        } else {
+            None
+        };
         let long = if chance.percent(50) {
             let client = rig.database.connect().await;
             client.batch_execute("begin; select pg_current_xact_id()").await.unwrap();
@@ -114,6 +138,7 @@ impl Cell {
             pooled,
             under_alarm: servers.under_alarm.clone(),
             operator,
+            retention,
             _long: long,
         }
     }
@@ -227,6 +252,7 @@ impl Cell {
             tokio::time::timeout(writers::STUCK, writer).await.expect("a writer is stuck").unwrap();
         }
         self.operator.abort();
+        self.retention.iter().for_each(JoinHandle::abort);
         let store = Store::new(self.rig.database.url()).unwrap();
         // A server that had no space for its log ends by itself a moment later, and comes back by itself.
         self.rig

@@ -378,6 +378,36 @@ async fn a_message_of_a_topic_or_route_that_is_gone_is_not_denied() {
     }
 }
 
+/// Somebody writes to the file for longer than a statement waits.
+#[tokio::test]
+async fn a_file_that_is_locked_at_the_start_is_waited_for() {
+    let (_database, [_, store]) = stores().await;
+    let path = store.strip_prefix("sqlite:").unwrap();
+    let hold = "import sqlite3, sys\nc = sqlite3.connect(sys.argv[1], isolation_level=None)\nc.execute('begin immediate')\n\
+                print('locked', flush=True)\nsys.stdin.readline()\nc.execute('rollback')\n";
+    let mut holder =
+        Command::new("python3").args(["-c", hold, path]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut told = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(holder.stdout.take().unwrap()), &mut told).unwrap();
+    assert_eq!(told.trim(), "locked");
+    let config = surroundings::scratch("locked").join("postroom.toml");
+    let text_of =
+        format!("[store]\nurl = {store:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"stdout\"\n");
+    std::fs::write(&config, text_of).unwrap();
+    let log = config.with_file_name("run.log");
+    let mut run = surroundings::postroom();
+    run.args(["run", "--config"]).arg(&config).stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
+    let _running = Running(run.spawn().unwrap());
+    let began = std::time::Instant::now();
+    while !std::fs::read_to_string(&log).unwrap().contains("the route begins later, trying again") {
+        assert!(began.elapsed().as_secs() < 60, "{}", std::fs::read_to_string(&log).unwrap());
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    drop(holder.stdin.take());
+    holder.wait().unwrap();
+    until(&store, "it runs", |status| status["routes"][0]["lanes_held"].as_i64() > Some(0));
+}
+
 /// A URL at the wrong place of the command line is quoted by the parser of arguments.
 #[test]
 fn an_error_about_arguments_shows_no_password() {
