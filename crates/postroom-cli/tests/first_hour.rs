@@ -231,7 +231,7 @@ fn incidents(hour: &mut Hour) {
     hour.until(
         "a broker that is down",
         || hour.status(),
-        &["has been down for", "nothing has been received from queue \"billing\""],
+        &["has been down for", "no message of queue \"billing\" has come in"],
     );
     let why = |hour: &Hour| text(&hour.postroom(&["why", &waits]).stdout);
     hour.until("why it waits", || why(hour), &["waiting", "sink has been down"]);
