@@ -31,7 +31,8 @@ async fn a_transaction_that_is_older_than_the_retention_loses_nothing() {
                select 'orders', 'order.placed', 'a', 'x', now() - interval '2 hours' from generate_series(1, 40) returning id";
     let rows = tx.query(sql, &[]).await.unwrap();
     let mut late: Vec<MessageId> = rows.iter().map(|row| MessageId::from(row.get::<_, uuid::Uuid>(0))).collect();
-    let sent = enqueue(&client, Some("b"), 100).await;
+    // Of the same lane: its position stands behind them.
+    let sent = enqueue(&client, Some("a"), 100).await;
     assert_eq!(drain(&relay).await, sent);
     while relay.settle(&[]).await.unwrap().unwritten {}
     client.batch_execute(AGED).await.unwrap();
