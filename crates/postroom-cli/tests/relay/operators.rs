@@ -347,7 +347,8 @@ async fn an_inbox_that_cannot_be_written_is_not_shown_as_up() {
     until(database.url(), "it is up again", up);
     let told = std::fs::read_to_string(dir.join("run.log")).unwrap();
     assert!(told.contains("consumer=billing") && told.contains("received messages can be stored again"), "{told}");
-    assert_eq!(told.matches("permission denied").count(), 1, "{told}");
+    // It tries again several times a second, and says so every half a minute.
+    assert!(told.matches("permission denied").count() <= 2, "{told}");
 }
 
 /// What was sent before its route stopped taking the topic, or was forgotten, is not called unsent, and not unknown.

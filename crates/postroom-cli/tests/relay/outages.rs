@@ -122,7 +122,8 @@ async fn an_inbox_whose_queue_is_empty_says_once_that_its_broker_is_away_and_tha
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(running.terminate().status.code(), Some(0));
-    assert_eq!(said("failed to"), 1, "{}", std::fs::read_to_string(&log).unwrap());
+    // Said every half a minute at most, however often it fails.
+    assert!(said("failed to") <= 2, "{}", std::fs::read_to_string(&log).unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
