@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use postroom::{MessageId, Operator, Route, Store, Want};
+use postroom::{MessageId, Operator, Retention, Route, Store, Sweep, Want};
 use postroom_sqlite::{Database, connect, migrate, print_sql};
 
 /// A folder of the test's own.
@@ -132,7 +132,7 @@ fn documented(begin: &str) -> String {
 }
 
 #[tokio::test]
-async fn the_documented_pruning_keeps_what_no_route_took_and_strict_topics_refuse_it() {
+async fn retention_keeps_what_no_route_took_and_strict_topics_refuse_it() {
     let folder = Folder::new();
     let store = Database::new(folder.file());
     store.migrate(None).await.unwrap();
@@ -144,11 +144,19 @@ async fn the_documented_pruning_keeps_what_no_route_took_and_strict_topics_refus
         let sql = "insert into postroom_outbox (id, topic, type, payload) values (?1, ?2, 'k', 'x')";
         connection.execute(sql, [MessageId::new().to_string(), topic.to_owned()])
     };
-    for topic in ["orders", "billing.paid", "ordres"] {
+    for topic in ["orders", "billing.paid", "ordres", "orders"] {
         insert(topic).unwrap();
     }
-    connection.execute("update postroom_lanes set position_seq = 3", []).unwrap();
-    connection.execute_batch(&documented("delete from postroom_outbox as o")).unwrap();
+    connection.execute("update postroom_lanes set position_seq = 4", []).unwrap();
+    connection.execute("update postroom_outbox set occurred_ms = occurred_ms - 86400000", []).unwrap();
+    let retention = Retention { outbox: Some(std::time::Duration::from_secs(3600)), ..Retention::default() };
+    let swept = async || {
+        let mut sweep = Sweep::begin(&retention);
+        while !sweep.is_over() {
+            store.retain(&retention, &mut sweep).await.unwrap();
+        }
+    };
+    swept().await;
     // A route that takes the topic later does not send what it passed before, so that is kept.
     let change = postroom::RouteChange {
         topics: Some(postroom::TopicFilter::new(["orders", "billing.*", "ordres"]).unwrap()),
@@ -156,15 +164,15 @@ async fn the_documented_pruning_keeps_what_no_route_took_and_strict_topics_refus
     };
     let deed = postroom::Deed { actor: "ann".to_owned(), reason: "x".to_owned() };
     store.set_route("orders", &change, &deed).await.unwrap();
-    connection.execute_batch(&documented("delete from postroom_outbox as o")).unwrap();
+    swept().await;
     let left: Vec<String> = connection
-        .prepare("select topic from postroom_outbox")
+        .prepare("select topic from postroom_outbox order by seq")
         .unwrap()
         .query_map([], |row| row.get(0))
         .unwrap()
         .collect::<Result<_, _>>()
         .unwrap();
-    assert_eq!(left, ["ordres"]);
+    assert_eq!(left, ["ordres", "orders"], "and the message at the position");
     connection.execute_batch(&documented("create trigger strict_topics")).unwrap();
     let refused = insert("nobody.takes.it").unwrap_err().to_string();
     assert!(refused.contains("no route takes this topic"), "{refused}");
