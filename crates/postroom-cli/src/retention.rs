@@ -16,7 +16,7 @@ use crate::table::counted;
 
 /// Between two passes over a store.
 const EVERY: Duration = Duration::from_secs(60);
-/// After an error that a person has to mend.
+/// After an error that a person has to fix.
 const EVERY_IF_REFUSED: Duration = Duration::from_secs(600);
 /// A step is followed by a pause of at least this, and of so many times its own length: new messages go first.
 const PAUSE_LEAST: Duration = Duration::from_millis(50);

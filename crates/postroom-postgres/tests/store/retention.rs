@@ -62,7 +62,7 @@ async fn nothing_is_removed_while_positions_may_not_be_those_of_this_table() {
     while relay.settle(&[]).await.unwrap().unwritten {}
     client.batch_execute(AGED).await.unwrap();
     let own = "(select oid from pg_database where datname = current_database())";
-    for (breaks, mends) in [
+    for (breaks, repairs) in [
         (
             "update postroom.settings set system_identifier = system_identifier + 1".to_owned(),
             "update postroom.settings set system_identifier = system_identifier - 1".to_owned(),
@@ -78,7 +78,7 @@ async fn nothing_is_removed_while_positions_may_not_be_those_of_this_table() {
     ] {
         client.batch_execute(&breaks).await.unwrap();
         assert_eq!(swept(&database).await.outbox, 0, "{breaks}");
-        client.batch_execute(&mends).await.unwrap();
+        client.batch_execute(&repairs).await.unwrap();
     }
     // A route that lost its position in a lane, and one that has not come so far.
     client
