@@ -13,8 +13,13 @@ grant execute on function
     postroom.retain_dead(interval, integer),
     postroom.retain_inbox(interval, integer),
     postroom.retain_audit(interval, integer),
+    postroom.note_sizes(),
     postroom.mend() to postroom_relay;
 grant select on postroom.outbox, postroom.settings, postroom.migrations, postroom.outbox_seq_seq to postroom_relay;
 grant select, insert, update on postroom.routes, postroom.route_revisions, postroom.lanes to postroom_relay;
 grant select, insert, update, delete on postroom.parked, postroom.relays, postroom.suspects to postroom_relay;
 grant select, insert on postroom.dead_letters, postroom.blocked_keys to postroom_relay;
+-- What `[admin]` needs for the metrics about the store: how much waits at the receiving end, without payloads, and how large tables are.
+grant select on postroom.sizes, postroom.inbox, postroom.inbox_fillers to postroom_relay;
+grant select (consumer) on postroom.dead_consume to postroom_relay;
+grant select (consumer, state, attempts, received_at, due_at, last_error) on postroom.inbox_messages to postroom_relay;

@@ -12,10 +12,11 @@ const LINES_MAX: usize = 700;
 const BROKER_NAMES: [&str; 2] = ["rabbitmq", "lapin"];
 /// Folders where no broker may be named: they must work with any. A broker's name belongs in its folder, in the one list, and in
 /// the Cargo feature.
-const BROKER_FREE: [&str; 7] = [
+const BROKER_FREE: [&str; 8] = [
     "crates/postroom/src",
     "crates/postroom-relay/src",
     "crates/postroom-consumer/src",
+    "crates/postroom-server/src",
     "crates/postroom-postgres/src",
     "crates/postroom-sqlite/src",
     "crates/postroom-brokers/src/in_process",
@@ -24,11 +25,12 @@ const BROKER_FREE: [&str; 7] = [
 const STORE_NAMES: [&str; 2] = ["postroom_postgres", "postroom_sqlite"];
 /// Where no store may be named: programs know a store by its ports. The one list of stores and the demo, which is an application on
 /// SQLite, are the exceptions.
-const STORE_FREE: [&str; 5] = [
+const STORE_FREE: [&str; 6] = [
     "crates/postroom/src",
     "crates/postroom-relay/src",
     "crates/postroom-consumer/src",
     "crates/postroom-brokers/src",
+    "crates/postroom-server/src",
     "crates/postroom-cli/src",
 ];
 const NAMES_STORES: [&str; 2] = ["crates/postroom-cli/src/store.rs", "crates/postroom-cli/src/demo"];
@@ -143,6 +145,8 @@ fn allowed(crate_name: &str) -> Option<&'static [&'static str]> {
     match crate_name {
         "postroom" => Some(&[]),
         "postroom-cli" => None,
+        // It shows what both of them do.
+        "postroom-server" => Some(&["postroom", "postroom-relay", "postroom-consumer"]),
         // Stores, brokers, the relay, the consumer, the test kit: they meet in the contracts of `postroom` only.
         _ => Some(&["postroom"]),
     }

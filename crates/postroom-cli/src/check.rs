@@ -33,6 +33,7 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
         relay: !config.routes.is_empty(),
         filler: !config.inboxes.is_empty(),
         retention: !config.retention.parts().is_empty(),
+        metrics: config.admin.is_some(),
     };
     match store.check(needs).await {
         Ok(findings) => findings.into_iter().for_each(|finding| found(part(), finding)),

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 const PREFIX: &str = "POSTROOM_";
 const FILE: &str = "_FILE";
 /// These are read elsewhere.
-const OTHERS: &[&str] = &["LOG", "LOG_KEY", "CRASH_AT", "CRASH_MARK", "PANIC_AT"];
+const OTHERS: &[&str] = &["LOG", "LOG_KEY", "CRASH_AT", "CRASH_MARK", "PANIC_AT", "TOKEN"];
 /// An orchestrator sets these for a service named `postroom`.
 const ORCHESTRATORS: &[&str] = &["SERVICE_", "PORT"];
 
@@ -62,13 +62,15 @@ pub fn overlay(table: &mut Table, variables: &[Variable]) -> Result<(), String> 
             section(table, "relay", key, value)?;
         } else if let Some(key) = name.strip_prefix("RETENTION_") {
             section(table, "retention", key, value)?;
+        } else if let Some(key) = name.strip_prefix("ADMIN_") {
+            section(table, "admin", key, value)?;
         } else if let Some(rest) = name.strip_prefix("ROUTES_") {
             part(table, ("routes", "name", "sink"), "_SINK_", rest, value)?;
         } else if let Some(rest) = name.strip_prefix("INBOXES_") {
             part(table, ("inboxes", "consumer", "from"), "_FROM_", rest, value)?;
         } else {
             return Err(format!(
-                "the variable {PREFIX}{name} is not known; use {PREFIX}STORE_URL, {PREFIX}RELAY_<KEY>, {PREFIX}RETENTION_<KEY>, \
+                "the variable {PREFIX}{name} is not known; use {PREFIX}STORE_URL, {PREFIX}RELAY_<KEY>, {PREFIX}RETENTION_<KEY>, {PREFIX}ADMIN_<KEY>, \
                  {PREFIX}ROUTES_<NAME>_SINK_<KEY> and {PREFIX}INBOXES_<CONSUMER>_FROM_<KEY>, each also with {FILE}, and {PREFIX}LOG"
             ));
         }

@@ -1,12 +1,14 @@
 //! The `postroom` binary. Every command is a module; this file is the table of contents and the exit codes.
 
 mod actor;
+mod admin;
 mod check;
 mod config;
 mod dead;
 mod demo;
 mod environment;
 mod exit;
+mod health;
 mod inbox;
 mod init;
 mod keys;
@@ -18,11 +20,13 @@ mod routes;
 mod run;
 mod say;
 mod send;
+mod sizes;
 mod status;
 mod store;
 mod supervise;
 mod table;
 mod telemetry;
+mod token;
 mod why;
 
 use std::path::PathBuf;
@@ -61,6 +65,10 @@ enum Command {
     Run(ConfigArgs),
     /// Show what is waiting, which relays run, which sinks are up, and what needs attention
     Status(status::StatusArgs),
+    /// Ask a running postroom whether it is ready; for probes of containers
+    Health(health::HealthArgs),
+    /// Show how large the tables are, how fast they grow, and when the store is full
+    Sizes(sizes::SizesArgs),
     /// List messages by topic, key, state and age, or show one
     Messages(messages::MessagesArgs),
     /// Write one test message, as an application would
@@ -77,6 +85,8 @@ enum Command {
     Routes(routes::RoutesArgs),
     /// Show where one message is, what it waits for, and what happens next
     Why(why::WhyArgs),
+    /// Make a token for the admin listener
+    Token(token::TokenArgs),
 }
 
 /// Where the configuration is.
@@ -163,6 +173,9 @@ fn main() -> ExitCode {
             Command::Inbox(args) => inbox::inbox(args, cli.json).await,
             Command::Keys(args) => keys::keys(args, cli.json).await,
             Command::Routes(args) => routes::routes(args, cli.json).await,
+            Command::Health(args) => health::health(&args, cli.json).await,
+            Command::Sizes(args) => sizes::sizes(&args, cli.json).await,
+            Command::Token(args) => token::token(&args, cli.json),
             Command::Why(args) => why::why(args, cli.json).await,
         }
     });

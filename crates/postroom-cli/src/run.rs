@@ -9,9 +9,11 @@ use futures_util::future::try_join_all;
 use postroom::{Live, MessageId, Store, StoreError, UnroutedTopic, Wake};
 use postroom_consumer::{FillCounters, Filler, InboxNow};
 use postroom_relay::{Counters, Relay, RouteNow, Summary};
+use postroom_server::Meter;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::admin;
 use crate::config::{self, Config, Routed};
 use crate::exit::{self, Failure};
 use crate::retention;
@@ -37,9 +39,14 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let config = Arc::new(config);
     let wakes: Vec<Wake> = config.routes.iter().map(|_| Wake::new()).collect();
     let now: Vec<Live<RouteNow>> = wakes.iter().map(|_| Live::new()).collect();
+    let inboxes_now: Vec<Live<InboxNow>> = config.inboxes.iter().map(|_| Live::new()).collect();
+    let meter = Meter::new();
+    // Before the store is asked for anything: whoever watches the process sees why it is not ready.
+    admin::serve(&config, store.clone(), &meter, &now, &inboxes_now).await?;
     let starts = wakes.iter().zip(&now).enumerate().map(|(index, (wake, live))| {
         let (config, store, wake, live) = (config.clone(), store.clone(), wake.clone(), live.clone());
-        Start { config, store, index, owner: owner.clone(), wake, live, unique, stopped: stopped.clone() }
+        let meter = meter.clone();
+        Start { config, store, index, owner: owner.clone(), wake, live, meter, unique, stopped: stopped.clone() }
     });
     let starts: Vec<Start> = starts.collect();
     // A wrong configuration ends the program; an unreachable store does not.
@@ -66,16 +73,16 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         }));
     }
     let mut receivers = Vec::new();
-    let inboxes_now: Vec<Live<InboxNow>> = config.inboxes.iter().map(|_| Live::new()).collect();
     for (index, inbox) in config.inboxes.iter().enumerate() {
         let live = inboxes_now[index].clone();
         let (config, store, owner, stopped) = (config.clone(), store.clone(), owner.clone(), stopped.clone());
+        let meter = meter.clone();
         let stop = stopped.clone();
         let fill = move |_| -> Attempt<FillCounters> {
             let (inbox, from) = (&config.inboxes[index], config.inboxes[index].from.clone());
             let subscribe = move || from.open().map_err(postroom::BoxError::from);
             let filler = Filler::new(subscribe, store.keeper(&inbox.consumer), owner.clone()).lease(config.relay.lease);
-            let filler = filler.shown_in(live.clone());
+            let filler = filler.shown_in(live.clone()).observed_by(Arc::new(meter.clone()));
             let filling = filler.run(stop_of(stop.clone()));
             Box::pin(async move { filling.await.map_err(|error| Failure::of(exit::FAILURE, &error)) })
         };
@@ -145,6 +152,7 @@ struct Start {
     owner: String,
     wake: Wake,
     live: Live<RouteNow>,
+    meter: Meter,
     unique: MessageId,
     stopped: watch::Receiver<bool>,
 }
@@ -175,6 +183,7 @@ impl Start {
         Ok(Relay::new(route.clone(), source, sink)
             .wake_by(self.wake.clone())
             .shown_in(self.live.clone())
+            .observed_by(Arc::new(self.meter.clone()))
             .sink_named(options.shown())
             .in_flight_max(config.relay.in_flight_max)
             .in_flight_bytes_max(config.relay.in_flight_bytes_max)

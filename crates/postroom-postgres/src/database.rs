@@ -8,7 +8,7 @@ use postroom::{
     Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Finding, Forgotten, Keeper, KeyDeed, Listed, Message,
     MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, Operator, Reception, Removed, Retention,
     Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, Store, StoreError, StoreStatus,
-    StoredMessage, Sweep, UnroutedTopic, WaitingKey, Wake, Whereabouts,
+    StoredMessage, Sweep, UnroutedTopic, Vitals, WaitingKey, Wake, Whereabouts,
 };
 
 use crate::Postgres;
@@ -116,6 +116,14 @@ impl Operator for Database {
     async fn unrouted_topics(&self) -> Result<Vec<UnroutedTopic>, StoreError> {
         let what = "look for topics that no route takes";
         within(&self.connector, what, operate::unrouted_topics(&self.connector)).await
+    }
+
+    async fn vitals(&self) -> Result<Vitals, StoreError> {
+        within(&self.connector, "read the sizes of the tables", operate::vitals(&self.connector)).await
+    }
+
+    async fn note_sizes(&self) -> Result<(), StoreError> {
+        within(&self.connector, "remember the sizes of the tables", operate::note_sizes(&self.connector)).await
     }
 
     async fn routes(&self) -> Result<Vec<ShownRoute>, StoreError> {

@@ -127,6 +127,13 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0015_retention.sql"),
         formerly: None,
     },
+    Migration {
+        number: 16,
+        name: "sizes",
+        locks: "nothing that exists",
+        sql: include_str!("../migrations/0016_sizes.sql"),
+        formerly: None,
+    },
 ];
 
 /// What is created in this transaction means the same, whatever others have created in schemas on our search_path.

@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use postroom::{
-    Batch, Happened, Live, LostLane, Message, MessageSpan, Noted, Observed, Observer, Route, Sink, Source, Step,
+    Batch, Cause, Happened, Live, LostLane, Message, MessageSpan, Noted, Observed, Observer, Route, Sink, Source, Step,
     Verdict, Verdicts, Wake, crash_point, crash_point_over,
 };
 
@@ -196,7 +196,14 @@ impl Relay {
                     told.store(standing.is_some());
                 }
                 engine.on(began.elapsed(), input);
-                engine.take_deaths().iter().for_each(|death| told.death(death));
+                let deaths = engine.take_deaths();
+                deaths.iter().for_each(|death| told.death(death));
+                for cause in Cause::ALL.iter().copied() {
+                    let messages = deaths.iter().filter(|death| death.cause == cause).count();
+                    if messages > 0 {
+                        self.happened(Happened::Died { cause, messages });
+                    }
+                }
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break;
@@ -312,6 +319,10 @@ impl Relay {
                 self.happened(published(&batch, verdicts.as_ref().ok(), began.elapsed()));
                 if let Ok(verdicts) = &verdicts {
                     self.tell_unknown(&batch, verdicts);
+                    let mut written = batch.messages().iter().enumerate().filter_map(|(place, message)| {
+                        message.occurred_at.filter(|_| matches!(verdicts.of(place), Some(Verdict::Stored)))
+                    });
+                    self.observer.through(Observed::Route(&self.route.name), &mut written);
                 }
                 for (place, (message, span)) in batch.messages().iter().zip(spans).enumerate() {
                     match &verdicts {

@@ -9,7 +9,7 @@ use postroom::{
     Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Finding, Forgotten, Keeper, KeyDeed, Listed, Message,
     MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, Operator, Reception, Removed, Retention,
     Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, StartAt, Store, StoreError,
-    StoreStatus, StoredMessage, Sweep, UnroutedTopic, WaitingKey, Whereabouts, redact_url,
+    StoreStatus, StoredMessage, Sweep, UnroutedTopic, Vitals, WaitingKey, Whereabouts, redact_url,
 };
 use rusqlite::Connection;
 
@@ -72,6 +72,14 @@ impl Operator for Database {
     async fn unrouted_topics(&self) -> Result<Vec<UnroutedTopic>, StoreError> {
         let what = "look for topics that no route takes";
         self.on_thread(what, |connection| operate::unrouted_topics(connection)).await
+    }
+
+    async fn vitals(&self) -> Result<Vitals, StoreError> {
+        self.on_thread("read the size of the file", |connection| operate::vitals(connection)).await
+    }
+
+    async fn note_sizes(&self) -> Result<(), StoreError> {
+        self.on_thread("remember the size of the file", operate::note_sizes).await
     }
 
     async fn routes(&self) -> Result<Vec<ShownRoute>, StoreError> {

@@ -15,6 +15,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (6, "fillers", include_str!("../migrations/0006_fillers.sql")),
     (7, "clocks", include_str!("../migrations/0007_clocks.sql")),
     (8, "operators", include_str!("../migrations/0008_operators.sql")),
+    (9, "sizes", include_str!("../migrations/0009_sizes.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (

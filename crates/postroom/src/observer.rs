@@ -1,7 +1,9 @@
 //! What runs, for metrics and for people: events, one for each batch, and the current state.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
+
+use crate::delivery::Cause;
 
 /// What an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -16,9 +18,9 @@ pub enum Observed<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Happened {
-    /// The lease was renewed.
+    /// The lease was renewed; for an inbox, also that it was asked for while another process has it.
     Renewed {
-        /// Lanes held since.
+        /// Lanes held since; for an inbox 1 or 0.
         lanes: usize,
         /// How long it took.
         took: Duration,
@@ -58,6 +60,13 @@ pub enum Happened {
         fenced: usize,
         /// How long it took.
         took: Duration,
+    },
+    /// Messages became dead letters, which are written.
+    Died {
+        /// Why.
+        cause: Cause,
+        /// How many.
+        messages: usize,
     },
     /// Lanes were found to belong to another relay.
     LanesLost {
@@ -101,6 +110,12 @@ pub enum Happened {
 pub trait Observer: Send + Sync {
     /// Something happened.
     fn event(&self, of: Observed<'_>, event: &Happened);
+
+    /// Messages of a batch got through: the broker has just confirmed them, or they have just been kept in the inbox. `written` are the
+    /// times at which they were written, by the clock of the database in which they were written; messages without one are left out.
+    fn through(&self, of: Observed<'_>, written: &mut dyn Iterator<Item = SystemTime>) {
+        let _ = (of, written);
+    }
 }
 
 /// Ignores all events.

@@ -13,6 +13,7 @@ use crate::reception::Reception;
 use crate::retention::{Removed, Retention, Sweep};
 use crate::route::{RouteChange, RouteSettings, ShownRoute};
 use crate::status::{StoreStatus, UnroutedTopic};
+use crate::vitals::Vitals;
 
 /// The operator's end of a store.
 ///
@@ -29,6 +30,12 @@ pub trait Operator: Send + Sync {
     /// Topics that no route takes, among the newest messages, most messages first; part of the status, and cheap enough to call once
     /// a minute.
     async fn unrouted_topics(&self) -> Result<Vec<UnroutedTopic>, StoreError>;
+
+    /// How large the store is and how fast it grows, from what the database knows without counting, where it knows it.
+    async fn vitals(&self) -> Result<Vitals, StoreError>;
+
+    /// Remembers the sizes of now, so that growth can be told later. Once an hour at most: sooner, it does nothing.
+    async fn note_sizes(&self) -> Result<(), StoreError>;
 
     /// Routes that have run, by name.
     async fn routes(&self) -> Result<Vec<ShownRoute>, StoreError>;

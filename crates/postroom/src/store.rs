@@ -67,6 +67,8 @@ pub struct Needs {
     pub filler: bool,
     /// Remove what is finished and old.
     pub retention: bool,
+    /// Look at the state and the sizes of the store, for metrics.
+    pub metrics: bool,
 }
 
 /// What a check found.

@@ -28,7 +28,7 @@ pub fn postroom(arguments: &[&str]) -> Output {
 fn schema_of(arguments: &[&str]) -> Option<&'static str> {
     let has = |argument: &str| arguments.contains(&argument);
     let of = |command: &str, verbs: &[&str]| has(command) && verbs.iter().any(|verb| has(verb));
-    let known: [(bool, &str); 21] = [
+    let known: [(bool, &str); 24] = [
         (of("dead", &["list", "retry", "discard"]), "dead-letters"),
         (of("dead", &["show"]), "dead-show"),
         (of("keys", &["list"]), "keys-list"),
@@ -44,6 +44,9 @@ fn schema_of(arguments: &[&str]) -> Option<&'static str> {
         (of("migrate", &["--print-sql"]), "migrate-sql"),
         (has("migrate"), "migrate"),
         (has("status"), "status"),
+        (has("sizes"), "sizes"),
+        (has("health"), "health"),
+        (has("token"), "token"),
         (has("check"), "check"),
         (has("send"), "send"),
         (has("init"), "init"),

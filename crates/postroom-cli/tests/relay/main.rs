@@ -8,6 +8,7 @@ mod crashes;
 mod example;
 mod fillers;
 mod many;
+mod metrics;
 mod operators;
 mod outages;
 mod poison;

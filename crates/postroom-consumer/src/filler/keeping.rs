@@ -201,6 +201,7 @@ impl Keeping {
         };
         self.batch_max = (self.batch_max * 2).min(BATCH_MAX);
         let mut answers = Vec::with_capacity(fates.len());
+        let mut written = Vec::new();
         for fate in fates {
             let counter = match fate {
                 Fate::Fenced => {
@@ -216,6 +217,9 @@ impl Keeping {
             };
             *counter += 1;
             let Some(received) = self.waiting.pop_front() else { break };
+            if matches!(fate, Fate::Kept(Kept::New)) {
+                written.extend(received.message.occurred_at);
+            }
             if matches!(fate, Fate::Unkept) {
                 let in_hand = self.in_hand.clone();
                 pump::requeue_later(self.subscription.clone(), received.receipt, in_hand, self.stopping.clone());
@@ -223,6 +227,8 @@ impl Keeping {
                 answers.push((received.receipt, Answer::Ack));
             }
         }
+        let of = Observed::Inbox(self.keeper.consumer().as_str());
+        self.told.observer.through(of, &mut written.into_iter());
         answer(Instant::now(), self.subscription.as_ref(), &answers).await;
         self.in_hand.remove_all(&answers);
         false

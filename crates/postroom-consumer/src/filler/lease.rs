@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use postroom::{FillerReport, FillerSeen, Keeper, StoreError, Tenure};
+use postroom::{FillerReport, FillerSeen, Happened, Keeper, Observed, Observer, StoreError, Tenure};
 use tokio::time::Instant;
 
 use crate::handler::chain;
@@ -43,9 +43,16 @@ pub(super) struct Lease<'a> {
     pub keeper: &'a dyn Keeper,
     pub owner: &'a str,
     pub length: Duration,
+    pub observer: &'a dyn Observer,
 }
 
 impl Lease<'_> {
+    /// The store answered: this process has the inbox, or knows who has it.
+    fn answered(&self, has_it: bool, began: Instant) {
+        let event = Happened::Renewed { lanes: usize::from(has_it), took: began.elapsed() };
+        self.observer.event(Observed::Inbox(self.keeper.consumer().as_str()), &event);
+    }
+
     fn every(&self) -> Duration {
         (self.length / 3).min(LOOK_EVERY)
     }
@@ -59,6 +66,7 @@ impl Lease<'_> {
         let mut said = false;
         let mut retry = self.every();
         loop {
+            let began = Instant::now();
             let looked = {
                 let mut look = std::pin::pin!(self.asked(self.look_and_take(watched)));
                 tokio::select! {
@@ -74,6 +82,7 @@ impl Lease<'_> {
             };
             let pause = match looked {
                 Ok(Look::Taken(tenure, before)) => {
+                    self.answered(true, began);
                     match before {
                         Some(before) => {
                             tracing::warn!(%consumer, epoch = tenure.epoch, "took over filling the inbox from {before}");
@@ -83,6 +92,7 @@ impl Lease<'_> {
                     return StoodBy::Took(tenure);
                 }
                 Ok(Look::Theirs(seen)) => {
+                    self.answered(false, began);
                     retry = self.every();
                     if !said {
                         let owner = seen.owner.as_deref().unwrap_or("another");
@@ -144,7 +154,10 @@ impl Lease<'_> {
             tokio::time::sleep(self.every()).await;
             let began = Instant::now();
             match self.asked(self.keeper.renew(tenure, self.length, &said())).await {
-                Ok(true) => until = began + self.length,
+                Ok(true) => {
+                    self.answered(true, began);
+                    until = began + self.length;
+                }
                 Ok(false) => {
                     tracing::warn!(%consumer, "another process has taken over filling the inbox; this one stores nothing more");
                     return;

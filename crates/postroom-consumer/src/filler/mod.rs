@@ -109,7 +109,8 @@ impl Filler {
     /// that cannot be reached is tried again.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<FillCounters, FillerFailed> {
         let mut counters = FillCounters::default();
-        let lease = Lease { keeper: self.keeper.as_ref(), owner: &self.owner, length: self.lease };
+        let observer = self.observer.as_ref();
+        let lease = Lease { keeper: self.keeper.as_ref(), owner: &self.owner, length: self.lease, observer };
         let mut stop = std::pin::pin!(stop);
         loop {
             self.live.set(InboxNow { counters, filling: false, waiting: 0 });

@@ -10,6 +10,7 @@ pub(crate) mod rights;
 mod routes;
 mod session;
 mod status;
+mod vitals;
 mod why;
 
 pub(crate) use dead::{act_on_dead, dead_letters, dead_payload};
@@ -21,4 +22,5 @@ pub(crate) use retain::retain;
 pub(crate) use routes::{forget_route, routes, set_route};
 pub(crate) use session::{while_it_answers, with_blockers, within};
 pub(crate) use status::{status, unrouted_topics};
+pub(crate) use vitals::{note_sizes, vitals};
 pub(crate) use why::whereabouts;

@@ -47,13 +47,25 @@ const WHAT_RETENTION_NEEDS: &str = "
     execute function postroom.retain_audit(interval, integer)
     select table postroom.settings";
 
+const WHAT_METRICS_NEED: &str = "
+    execute function postroom.note_sizes()
+    select table postroom.sizes
+    select table postroom.inbox
+    select table postroom.inbox_fillers
+    select columns(consumer) postroom.dead_consume
+    select columns(consumer,state,attempts,received_at,due_at,last_error) postroom.inbox_messages";
+
 /// Grants that this session's role lacks, as statements to run. Objects that do not exist are not listed: the schema is another one.
 pub(crate) async fn missing_grants(
     client: &impl GenericClient,
     needs: Needs,
 ) -> Result<Vec<String>, tokio_postgres::Error> {
-    let needed =
-        [(needs.relay, WHAT_RELAYS_NEED), (needs.filler, WHAT_FILLERS_NEED), (needs.retention, WHAT_RETENTION_NEEDS)];
+    let needed = [
+        (needs.relay, WHAT_RELAYS_NEED),
+        (needs.filler, WHAT_FILLERS_NEED),
+        (needs.retention, WHAT_RETENTION_NEEDS),
+        (needs.metrics, WHAT_METRICS_NEED),
+    ];
     let lines = needed.iter().filter(|(needed, _)| *needed).flat_map(|(_, lines)| lines.lines());
     let rights = lines.filter_map(|line| {
         let (privileges, object) = line.trim().split_once(' ')?;

@@ -26,6 +26,7 @@ async fn migrating_again_changes_nothing() {
         "truth",
         "operators",
         "retention",
+        "sizes",
     ];
     assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();

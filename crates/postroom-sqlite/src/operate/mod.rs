@@ -8,6 +8,7 @@ mod receptions;
 mod retain;
 pub(crate) mod routes;
 pub(crate) mod status;
+mod vitals;
 mod why;
 
 pub(crate) use dead::{act_on_dead, dead_letters, dead_payload};
@@ -18,4 +19,5 @@ pub(crate) use receptions::receptions;
 pub(crate) use retain::retain_step;
 pub(crate) use routes::{forget_route, routes, set_route};
 pub(crate) use status::{status, unrouted_topics};
+pub(crate) use vitals::{note_sizes, vitals};
 pub(crate) use why::whereabouts;

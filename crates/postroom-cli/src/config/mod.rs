@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postroom::{
-    AttemptLimit, Consumer, OnDead, Order, Retention, RetryPolicy, Route, StartAt, TopicFilter, TopicRetention,
-    redact_text, redact_url,
+    AttemptLimit, Consumer, OnDead, Order, Retention, RetryPolicy, Route, StartAt, TopicFilter, redact_text, redact_url,
 };
 use postroom_brokers::{BROKERS, Section, SinkOptions, SubscriptionOptions, sink_section, subscription_section};
 use toml::{Table, Value};
@@ -14,11 +13,17 @@ use toml::{Table, Value};
 use crate::environment::{self, Variable, overlay};
 use crate::exit::{self, Failure};
 
-const TOP_KEYS: &[&str] = &["store", "relay", "routes", "inboxes", "retention"];
-const RETENTION_KEYS: &[&str] = &["outbox", "dead", "inbox", "audit", "topics"];
-const TOPIC_RETENTION_KEYS: &[&str] = &["topics", "outbox"];
+mod admin;
+mod retention;
+mod values;
+
+pub use admin::{Admin, listens_on};
+pub use values::parse_duration;
+use values::{did_you_mean, duration, known, nearest, number, one_of, patterns, plain, section, text, truth};
+
+const TOP_KEYS: &[&str] = &["store", "relay", "routes", "inboxes", "retention", "admin"];
 const INBOX_KEYS: &[&str] = &["consumer", "from"];
-const STORE_KEYS: &[&str] = &["url"];
+const STORE_KEYS: &[&str] = &["url", "capacity_bytes"];
 const RELAY_KEYS: &[&str] =
     &["name", "in_flight_max", "in_flight_bytes_max", "poll_idle", "lease", "stop_deadline", "listen"];
 const ROUTE_KEYS: &[&str] =
@@ -29,21 +34,27 @@ const LIMIT_KEYS: &[&str] = &["topics", "types", "attempts_max"];
 /// The whole configuration.
 pub struct Config {
     pub store_url: String,
+    /// How large the store may become, for those who watch it; nothing enforces it.
+    pub capacity_bytes: Option<i64>,
     pub relay: Relay,
     pub routes: Vec<Routed>,
     pub inboxes: Vec<Inbox>,
     pub retention: Retention,
+    /// None: nothing listens.
+    pub admin: Option<Admin>,
 }
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { store_url, relay, routes, inboxes, retention } = self;
+        let Self { store_url, capacity_bytes, relay, routes, inboxes, retention, admin } = self;
         f.debug_struct("Config")
             .field("store_url", &redact_url(store_url))
             .field("relay", relay)
             .field("routes", routes)
             .field("inboxes", inboxes)
             .field("retention", retention)
+            .field("capacity_bytes", capacity_bytes)
+            .field("admin", admin)
             .finish()
     }
 }
@@ -120,6 +131,7 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
     let store = section(&table, "store")?.ok_or("[store] is missing; it must contain url = \"postgres://…\"")?;
     known(store, STORE_KEYS, "store.")?;
     let store_url = text(store, "url", "store.")?.ok_or("store.url is missing")?;
+    let capacity_bytes = number(store, "capacity_bytes", "store.", 1, i64::MAX)?;
 
     let empty = Table::new();
     let relay = section(&table, "relay")?.unwrap_or(&empty);
@@ -180,55 +192,11 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
         }
     }
     let retention = match section(&table, "retention")? {
-        Some(retention) => read_retention(retention)?,
+        Some(retention) => retention::read(retention)?,
         None => Retention::default(),
     };
-    Ok(Config { store_url, relay, routes, inboxes, retention })
-}
-
-fn read_retention(table: &Table) -> Result<Retention, String> {
-    const AT: &str = "retention.";
-    const DAY: Duration = Duration::from_secs(24 * 3600);
-    known(table, RETENTION_KEYS, AT)?;
-    let topics = match table.get("topics") {
-        None => Vec::new(),
-        Some(Value::Array(topics)) => {
-            let read = |(index, topics): (usize, &Value)| {
-                let at = format!("retention.topics[{index}].");
-                let table = topics.as_table().ok_or_else(|| format!("{at} must be a table"))?;
-                known(table, TOPIC_RETENTION_KEYS, &at)?;
-                let topics = patterns(table, "topics", &at)?.ok_or_else(|| format!("{at}topics is missing"))?;
-                if !table.contains_key("outbox") {
-                    return Err(format!(
-                        "{at}outbox is missing; it says how long these are kept, \"never\" to keep them"
-                    ));
-                }
-                Ok(TopicRetention { topics, outbox: age(table, "outbox", &at, Duration::from_secs(60))? })
-            };
-            topics.iter().enumerate().map(read).collect::<Result<_, _>>()?
-        }
-        Some(_) => return Err("retention.topics must be written as [[retention.topics]]".to_owned()),
-    };
-    Ok(Retention {
-        outbox: age(table, "outbox", AT, Duration::from_secs(60))?,
-        topics,
-        dead: age(table, "dead", AT, DAY)?,
-        inbox: age(table, "inbox", AT, DAY)?,
-        audit: age(table, "audit", AT, 30 * DAY)?,
-    })
-}
-
-/// An age after which something is removed; none: "never", or not given.
-fn age(table: &Table, key: &str, at: &str, least: Duration) -> Result<Option<Duration>, String> {
-    if table.get(key).and_then(Value::as_str) == Some("never") {
-        return Ok(None);
-    }
-    match duration(table, key, at)? {
-        Some(age) if age < least => {
-            Err(format!("{at}{key} is shorter than {}, which is the least", postroom::lasting(least.as_secs_f64())))
-        }
-        age => Ok(age),
-    }
+    let admin = section(&table, "admin")?.map(admin::read).transpose()?;
+    Ok(Config { store_url, capacity_bytes, relay, routes, inboxes, retention, admin })
 }
 
 fn read_inbox(index: usize, value: &Value) -> Result<Inbox, String> {
@@ -368,113 +336,9 @@ fn read_limit(value: &Value, at: &str) -> Result<AttemptLimit, String> {
     Ok(AttemptLimit { topics, types, attempts_max })
 }
 
-fn patterns(table: &Table, key: &str, at: &str) -> Result<Option<TopicFilter>, String> {
-    match table.get(key) {
-        None => Ok(None),
-        Some(Value::Array(patterns)) => {
-            let patterns: Option<Vec<&str>> = patterns.iter().map(Value::as_str).collect();
-            let patterns = patterns.ok_or_else(|| format!("{at}{key} must be a list of strings"))?;
-            TopicFilter::new(patterns).map(Some).map_err(|error| format!("{at}{key}: failed to {error}"))
-        }
-        Some(_) => Err(format!("{at}{key} must be a list, such as [\"orders\", \"billing.*\"]")),
-    }
-}
-
 fn read_sink(value: &Value, at: &str) -> Result<Arc<dyn SinkOptions>, String> {
     let kinds = BROKERS.iter().filter(|broker| broker.sink.is_some()).map(|broker| broker.kind);
     of_kind(value, at, &kinds.collect::<Vec<_>>(), sink_section)
-}
-
-fn known(table: &Table, keys: &[&str], at: &str) -> Result<(), String> {
-    match table.keys().find(|key| !keys.contains(&key.as_str())) {
-        None => Ok(()),
-        Some(key) => {
-            let hint = nearest(key, keys).map_or_else(|| one_of(keys), did_you_mean);
-            Err(format!("{at}{key} is not a known key; {hint}"))
-        }
-    }
-}
-
-fn nearest<'a>(word: &str, words: &[&'a str]) -> Option<&'a str> {
-    let scored = words.iter().map(|known| (strsim::jaro_winkler(word, known), *known));
-    scored.filter(|(score, _)| *score > 0.75).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, known)| known)
-}
-
-fn did_you_mean(word: &str) -> String {
-    format!("did you mean {word:?}?")
-}
-
-fn one_of(words: &[&str]) -> String {
-    format!("use one of {}", words.join(", "))
-}
-
-/// A name is shown in logs and on terminals, which would obey a control character.
-fn plain(name: &str, at: &str) -> Result<(), String> {
-    if crate::say::printable(name) == name && !name.contains('\t') {
-        return Ok(());
-    }
-    Err(format!("{at} contains a control character; use letters, digits and punctuation"))
-}
-
-fn section<'a>(table: &'a Table, name: &str) -> Result<Option<&'a Table>, String> {
-    match table.get(name) {
-        None => Ok(None),
-        Some(Value::Table(section)) => Ok(Some(section)),
-        Some(_) => Err(format!("{name} must be written as [{name}]")),
-    }
-}
-
-fn text(table: &Table, key: &str, at: &str) -> Result<Option<String>, String> {
-    match table.get(key) {
-        None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(_) => Err(format!("{at}{key} must be a string in quotes")),
-    }
-}
-
-fn number(table: &Table, key: &str, at: &str, min: i64, max: i64) -> Result<Option<i64>, String> {
-    match table.get(key) {
-        None => Ok(None),
-        Some(Value::Integer(number)) if (min..=max).contains(number) => Ok(Some(*number)),
-        Some(_) => Err(format!("{at}{key} must be a whole number from {min} to {max}")),
-    }
-}
-
-fn truth(table: &Table, key: &str, at: &str) -> Result<Option<bool>, String> {
-    match table.get(key) {
-        None => Ok(None),
-        Some(Value::Boolean(truth)) => Ok(Some(*truth)),
-        Some(_) => Err(format!("{at}{key} must be true or false, without quotes")),
-    }
-}
-
-fn duration(table: &Table, key: &str, at: &str) -> Result<Option<Duration>, String> {
-    match table.get(key) {
-        None => Ok(None),
-        Some(Value::String(text)) => match parse_duration(text) {
-            Some(duration) => Ok(Some(duration)),
-            None => Err(format!(
-                "{at}{key} is {text:?}; it must be a duration such as \"200ms\", \"30s\", \"5m\" or \"1h\""
-            )),
-        },
-        Some(_) => Err(format!("{at}{key} must be a duration in quotes, such as \"30s\"")),
-    }
-}
-
-/// `200ms`, `30s`, `5m`, `1h`, `30d`; ten years at most, so that sums of it stay within every clock.
-pub fn parse_duration(text: &str) -> Option<Duration> {
-    const LONGEST: Duration = Duration::from_secs(3650 * 86_400);
-    let digits = text.find(|c: char| !c.is_ascii_digit())?;
-    let amount: u64 = text[..digits].parse().ok()?;
-    let duration = match &text[digits..] {
-        "ms" => Some(Duration::from_millis(amount)),
-        "s" => Some(Duration::from_secs(amount)),
-        "m" => amount.checked_mul(60).map(Duration::from_secs),
-        "h" => amount.checked_mul(3600).map(Duration::from_secs),
-        "d" => amount.checked_mul(86400).map(Duration::from_secs),
-        _ => None,
-    };
-    duration.filter(|duration| *duration <= LONGEST)
 }
 
 #[cfg(test)]
@@ -663,7 +527,7 @@ pub(crate) mod tests {
     /// Each broker's example works, and the documentation has a section about the broker.
     #[test]
     fn the_example_of_every_broker_is_read_and_its_kind_is_documented() {
-        let docs = include_str!("../../../docs/configuration.md");
+        let docs = include_str!("../../../../docs/configuration.md");
         let store = "[store]\nurl = \"sqlite:shop.db\"\n";
         for broker in BROKERS {
             if let Some(sink) = &broker.sink {

@@ -1,0 +1,39 @@
+//! What `postroom run` shows of itself while it runs: the meter that everything reports to, and the listener, if one is configured.
+
+use std::sync::Arc;
+
+use postroom::{Live, Store};
+use postroom_consumer::InboxNow;
+use postroom_relay::RouteNow;
+use postroom_server::admin::{Admin, Expected, Health, Options};
+use postroom_server::{Meter, Metrics, Sampler};
+
+use crate::config::Config;
+use crate::exit::{self, Failure};
+
+/// Listens as the configuration says, and samples the store for the metrics. Nothing, if there is no `[admin]`.
+pub async fn serve(
+    config: &Config,
+    store: Arc<dyn Store>,
+    meter: &Meter,
+    routes: &[Live<RouteNow>],
+    inboxes: &[Live<InboxNow>],
+) -> Result<(), Failure> {
+    let Some(admin) = &config.admin else { return Ok(()) };
+    let names: Vec<String> = config.routes.iter().map(|routed| routed.route.name.clone()).collect();
+    let consumers: Vec<String> = config.inboxes.iter().map(|inbox| inbox.consumer.to_string()).collect();
+    let expected = Expected { routes: names.clone(), inboxes: consumers.clone(), lease: config.relay.lease };
+    let sampler = Sampler::new(meter.clone(), config.capacity_bytes);
+    let routes = names.into_iter().zip(routes.iter().cloned()).collect();
+    let inboxes = consumers.into_iter().zip(inboxes.iter().cloned()).collect();
+    let metrics = Metrics::new(meter, routes, inboxes).with_store(&sampler).shared();
+    let options = Options { listen: admin.listen, tokens: admin.tokens.clone(), metrics_public: admin.metrics_public };
+    let bound = Admin::bind(options, metrics, Health::new(expected, meter.clone())).await;
+    let listener = bound.map_err(|error| Failure::of(exit::CONFIG, &error))?;
+    if let Ok(address) = listener.address() {
+        tracing::info!("/livez, /readyz and /metrics are at http://{address}");
+    }
+    tokio::spawn(listener.serve());
+    tokio::spawn(sampler.run(store));
+    Ok(())
+}
