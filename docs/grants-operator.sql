@@ -17,6 +17,10 @@ grant select on all tables in schema postroom to app_operator;
 revoke insert on postroom.audit from app_operator;
 grant insert (actor, action, reason, filter, message_ids) on postroom.audit to app_operator;
 grant insert, update on postroom.parked, postroom.route_revisions to app_operator;
+-- Operations on many messages are begun and steered here; relays carry them out.
+grant select on postroom.outbox_seq_seq to app_operator;
+grant insert, update on postroom.operations to app_operator;
+grant insert on postroom.dead_notes to app_operator;
 grant update on postroom.routes, postroom.lanes to app_operator;
 grant insert, delete on postroom.blocked_keys to app_operator;
 grant delete on postroom.dead_letters, postroom.dead_consume, postroom.inbox to app_operator;

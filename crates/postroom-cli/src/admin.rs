@@ -23,6 +23,7 @@ pub async fn serve(
     let names: Vec<String> = config.routes.iter().map(|routed| routed.route.name.clone()).collect();
     let consumers: Vec<String> = config.inboxes.iter().map(|inbox| inbox.consumer.to_string()).collect();
     let expected = Expected { routes: names.clone(), inboxes: consumers.clone(), lease: config.relay.lease };
+    meter.expect(&names, &consumers);
     let sampler = Sampler::new(meter.clone(), config.capacity_bytes);
     let routes = names.into_iter().zip(routes.iter().cloned()).collect();
     let inboxes = consumers.into_iter().zip(inboxes.iter().cloned()).collect();

@@ -34,6 +34,7 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
         filler: !config.inboxes.is_empty(),
         retention: !config.retention.parts().is_empty(),
         metrics: config.admin.is_some(),
+        operations: true,
     };
     match store.check(needs).await {
         Ok(findings) => findings.into_iter().for_each(|finding| found(part(), finding)),
@@ -72,7 +73,7 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn answered(check: impl Future<Output = Result<String, CheckFailed>>) -> Finding {
+pub async fn answered(check: impl Future<Output = Result<String, CheckFailed>>) -> Finding {
     match tokio::time::timeout(ANSWERS_WITHIN, check).await {
         Ok(Ok(found)) => Finding::good(found),
         Ok(Err(CheckFailed { problem, advice })) => Finding::bad(problem, advice),

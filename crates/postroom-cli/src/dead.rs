@@ -8,7 +8,9 @@ use postroom::{DeadDeed, DeadFilter, DeadLetter, MessageId, Side, Store};
 use crate::StoreArgs;
 use crate::actor::DeedArgs;
 use crate::config;
+use crate::dead_groups::{self, GroupsArgs, NoteArgs};
 use crate::exit::{self, Failure};
+use crate::operations::PaceArgs;
 use crate::progress::Progress;
 use crate::say::{say, show, to_stdout_as_it_is};
 use crate::table::{Table, counted, duration as lasting, number};
@@ -29,6 +31,10 @@ enum Verb {
     Retry(ActArgs),
     /// Delete dead letters permanently; the audit row keeps their ids
     Discard(ActArgs),
+    /// Group dead letters by what they died of, largest group first
+    Groups(GroupsArgs),
+    /// Write a note about a group, for those who look at it next
+    Note(NoteArgs),
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -113,6 +119,11 @@ struct ActArgs {
     store: StoreArgs,
     #[command(flatten)]
     filter: FilterArgs,
+    /// Only dead letters of this group, as `dead groups` names it; carried out as an operation
+    #[arg(long, value_name = "GROUP", conflicts_with_all = ["newer_than", "older_than", "limit"])]
+    group: Option<String>,
+    #[command(flatten)]
+    pace: PaceArgs,
     /// Select all dead letters; required if no filter is given
     #[arg(long)]
     all: bool,
@@ -157,6 +168,8 @@ pub async fn dead(args: DeadArgs, json: bool) -> Result<(), Failure> {
         Verb::Show(args) => show(args, json).await?,
         Verb::Retry(args) => act(args, json, DeadDeed::Retry).await?,
         Verb::Discard(args) => act(args, json, DeadDeed::Discard).await?,
+        Verb::Groups(args) => dead_groups::groups(args, json).await?,
+        Verb::Note(args) => dead_groups::note(args, json).await?,
     }
     Ok(())
 }
@@ -184,6 +197,12 @@ fn tell_cut(shown: usize, limit: i64) {
 
 async fn act(args: ActArgs, json: bool, what: DeadDeed) -> Result<(), Failure> {
     let filter = args.filter.filter();
+    let PaceArgs { canary, rate, wait, .. } = &args.pace;
+    if args.group.is_some() || canary.is_some() || rate.is_some() || *wait {
+        let ActArgs { store, filter, group, pace, all, dry_run, deed } = args;
+        let side = Side::from(filter.side);
+        return dead_groups::act(what, side, filter.filter(), group, &pace, all, dry_run, &deed, &store, json).await;
+    }
     if filter.is_everything() && !args.all {
         let text = format!("without a filter, `dead {what}` requires --all; --dry-run shows which ones match");
         return Err(Failure::new(exit::USAGE, text));

@@ -2,10 +2,13 @@
 
 mod actor;
 mod admin;
+mod carrier;
 mod check;
 mod config;
 mod dead;
+mod dead_groups;
 mod demo;
+mod doctor;
 mod environment;
 mod exit;
 mod health;
@@ -14,6 +17,7 @@ mod init;
 mod keys;
 mod messages;
 mod migrate;
+mod operations;
 mod progress;
 mod retention;
 mod routes;
@@ -61,6 +65,10 @@ enum Command {
     Migrate(migrate::MigrateArgs),
     /// Check whether everything that `run` needs is there: rights, schema, brokers, exchanges, queues, TLS
     Check(ConfigArgs),
+    /// Examine a whole installation: settings that lose data, missing relays, growth, brokers; and say what to do
+    Doctor(doctor::DoctorArgs),
+    /// Explain a code that `doctor` shows
+    Explain(doctor::ExplainArgs),
     /// Relay messages and fill inboxes as configured, until SIGTERM or ctrl-c
     Run(ConfigArgs),
     /// Show what is waiting, which relays run, which sinks are up, and what needs attention
@@ -75,6 +83,10 @@ enum Command {
     Send(send::SendArgs),
     /// List dead letters of both sides, retry them, or discard them
     Dead(Box<dead::DeadArgs>),
+    /// Send messages once more that a route has sent already, by filter, step by step
+    Replay(Box<operations::ReplayArgs>),
+    /// Show, pause, resume or cancel what is done to many messages: replays, and retries and discards of dead letters
+    Operations(operations::OperationsArgs),
     /// Delete what is finished and old: messages, dead letters, inbox rows, audit rows
     Prune(retention::PruneArgs),
     /// Prune the inbox
@@ -163,12 +175,16 @@ fn main() -> ExitCode {
             Command::Demo(args) => demo::demo(args, cli.json).await,
             Command::Init(args) => init::init(&args, cli.json),
             Command::Check(args) => check::check(&args, cli.json).await,
+            Command::Doctor(args) => doctor::doctor(&args, cli.json).await,
+            Command::Explain(args) => doctor::explain(&args, cli.json),
             Command::Messages(args) => messages::messages(args, cli.json).await,
             Command::Send(args) => send::send(args, cli.json).await,
             Command::Migrate(args) => migrate::migrate(args, cli.json).await,
             Command::Run(args) => run::run(&args.config, cli.json).await,
             Command::Status(args) => status::status(&args, cli.json).await,
             Command::Dead(args) => dead::dead(*args, cli.json).await,
+            Command::Replay(args) => operations::replay(*args, cli.json).await,
+            Command::Operations(args) => operations::operations(args, cli.json).await,
             Command::Prune(args) => retention::prune(args, cli.json).await,
             Command::Inbox(args) => inbox::inbox(args, cli.json).await,
             Command::Keys(args) => keys::keys(args, cli.json).await,

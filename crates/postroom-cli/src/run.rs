@@ -14,6 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::admin;
+use crate::carrier;
 use crate::config::{self, Config, Routed};
 use crate::exit::{self, Failure};
 use crate::retention;
@@ -95,6 +96,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         None
     };
     tokio::spawn(warn_of_unrouted(store.clone()));
+    tokio::spawn(carrier::carry_out(store.clone()));
     if !config.retention.parts().is_empty() {
         tokio::spawn(retention::keep_to(config.retention.clone(), store.clone()));
     }
@@ -303,7 +305,7 @@ fn route_now(route: &str, now: &RouteNow) -> serde_json::Value {
     let counters = now.counters;
     serde_json::json!({
         "route": route, "lanes": now.lanes, "in_flight": now.in_flight, "in_flight_bytes": now.in_flight_bytes,
-        "with_sink": now.with_sink, "settled_ahead": now.settled_ahead, "sink_down": now.sink_down, "stopping": now.stopping,
+        "with_sink": now.with_sink, "settled_ahead": now.settled_ahead, "sink_down": now.sink_down, "sink_blocked": now.sink_blocked, "stopping": now.stopping,
         "claimed": counters.claimed, "acked": counters.stored, "retried": counters.retried, "dead": counters.dead,
         "unknown": counters.unknown, "fenced": counters.fenced, "lanes_lost": counters.lanes_lost,
         "sink_outages": counters.sink_outages,

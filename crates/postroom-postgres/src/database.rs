@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Finding, Forgotten, Keeper, KeyDeed, Listed, Message,
-    MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, Operator, Reception, Removed, Retention,
-    Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, Store, StoreError, StoreStatus,
-    StoredMessage, Sweep, UnroutedTopic, Vitals, WaitingKey, Wake, Whereabouts,
+    Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis, Finding, Forgotten, Headline, Keeper,
+    KeyDeed, Listed, Message, MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, NewOperation,
+    OperationEffects, OperationId, Operator, Reception, Removed, Retention, Route, RouteChange, RouteSettings,
+    SessionKeeper, ShownOperation, ShownRoute, Side, Source, Steer, Stepped, Store, StoreError, StoreStatus,
+    StoredMessage, Survey, Sweep, UnroutedTopic, Vitals, WaitingKey, Wake, Whereabouts,
 };
 
 use crate::Postgres;
@@ -16,6 +17,7 @@ use crate::connect::{Connector, InvalidUrl};
 use crate::inbox::PostgresSession;
 use crate::link::{Link, Server};
 use crate::log::{Listener, LogSource};
+use crate::operate::operations;
 use crate::operate::{while_it_answers, with_blockers, within};
 use crate::{migrate, operate};
 
@@ -189,6 +191,53 @@ impl Operator for Database {
         operate::act_on_dead(&self.connector, what, side, filter, limit, deed, progress).await
     }
 
+    async fn dead_headlines(
+        &self,
+        side: Side,
+        after: Option<(String, i64)>,
+        limit: i64,
+    ) -> Result<Vec<Headline>, StoreError> {
+        let work = operations::headlines(&self.connector, side, after, limit);
+        within(&self.connector, "read the dead letters", work).await
+    }
+
+    async fn dead_notes(&self, groups: &[String]) -> Result<Vec<(String, DeadNote)>, StoreError> {
+        let work = operations::dead_notes(&self.connector, groups);
+        within(&self.connector, "read the notes about dead letters", work).await
+    }
+
+    async fn note_dead(&self, group: &str, note: &str, deed: &Deed) -> Result<(), StoreError> {
+        let work = operations::note_dead(&self.connector, group, note, deed);
+        within(&self.connector, "write a note about dead letters", work).await
+    }
+
+    async fn survey_operation(&self, operation: &NewOperation, survey: &mut Survey) -> Result<(), StoreError> {
+        let work = operations::survey(&self.connector, operation, survey);
+        within(&self.connector, "look what would be done", work).await
+    }
+
+    async fn begin_operation(&self, id: OperationId, operation: &NewOperation, deed: &Deed) -> Result<(), StoreError> {
+        let work = operations::begin(&self.connector, id, operation, deed);
+        within(&self.connector, "begin the operation", work).await
+    }
+
+    async fn operations(&self, id: Option<OperationId>, limit: i64) -> Result<Vec<ShownOperation>, StoreError> {
+        within(&self.connector, "read the operations", operations::operations(&self.connector, id, limit)).await
+    }
+
+    async fn operation_effects(&self, id: OperationId) -> Result<Vec<OperationEffects>, StoreError> {
+        let what = "look what became of the messages of an operation";
+        within(&self.connector, what, operations::effects(&self.connector, id)).await
+    }
+
+    async fn steer_operation(&self, id: OperationId, what: Steer, deed: &Deed) -> Result<bool, StoreError> {
+        within(&self.connector, "change the operation", operations::steer(&self.connector, id, what, deed)).await
+    }
+
+    async fn step_operations(&self) -> Result<Stepped, StoreError> {
+        within(&self.connector, "carry out operations", operations::step(&self.connector)).await
+    }
+
     async fn prune_inbox(
         &self,
         older_than: Duration,
@@ -225,6 +274,10 @@ impl Store for Database {
 
     async fn check(&self, needs: Needs) -> Result<Vec<Finding>, StoreError> {
         within(&self.connector, "check the store", operate::rights::check(&self.connector, needs)).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Diagnosis>, StoreError> {
+        within(&self.connector, "examine the store", operate::diagnose(&self.connector)).await
     }
 
     fn listen(&self, wakes: Vec<Wake>) -> Option<Box<dyn Send>> {

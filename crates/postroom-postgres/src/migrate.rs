@@ -134,6 +134,13 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0016_sizes.sql"),
         formerly: None,
     },
+    Migration {
+        number: 17,
+        name: "operations",
+        locks: "postroom.audit: operators wait for a moment",
+        sql: include_str!("../migrations/0017_operations.sql"),
+        formerly: None,
+    },
 ];
 
 /// What is created in this transaction means the same, whatever others have created in schemas on our search_path.

@@ -120,6 +120,8 @@ pub struct RouteNow {
     pub settled_ahead: usize,
     /// Why nothing is published to the sink; none: publishing is possible.
     pub sink_down: Option<String>,
+    /// Why the sink accepts nothing for now although its connection is up, such as a memory alarm.
+    pub sink_blocked: Option<String>,
     /// It claims nothing more and finishes the messages in flight.
     pub stopping: bool,
 }

@@ -162,7 +162,8 @@ impl Relay {
             if finished {
                 break;
             }
-            let standing = engine.standing();
+            let mut standing = engine.standing();
+            standing.sink_blocked = self.sink.blocked();
             told.sink(standing.sink_down.as_deref());
             told.rest(false);
             // What waits for a sink that is down will not get there in time.

@@ -7,8 +7,10 @@ use postroom::{Store, StoreError};
 
 use crate::metrics::{Meter, Sample, Sampled};
 
-/// Between two looks at the state; longer where a look takes long, so that looking never takes more than a twentieth of the time.
+/// Between two looks at the state; longer where a look takes long, so that looking takes a small part of the time. No longer than this, or
+/// what was seen would be too old to be shown before it is seen again.
 const EVERY: Duration = Duration::from_secs(15);
+const EVERY_AT_MOST: Duration = Duration::from_secs(60);
 const SIZES_EVERY: Duration = Duration::from_secs(60);
 const SHARE: u32 = 20;
 /// An error that a person has to fix is logged again after this.
@@ -44,14 +46,18 @@ impl Sampler {
                 }
             }
             let status_began = Instant::now();
-            match store.status().await {
+            let wait = match store.status().await {
                 Ok(value) => {
                     let took = status_began.elapsed();
                     self.sampled.status(Sample { value, at: Instant::now(), took });
+                    (began.elapsed() * SHARE).clamp(EVERY, EVERY_AT_MOST)
                 }
-                Err(error) => self.failed(&error, &mut told),
-            }
-            tokio::time::sleep((began.elapsed() * SHARE).max(EVERY)).await;
+                Err(error) => {
+                    self.failed(&error, &mut told);
+                    EVERY
+                }
+            };
+            tokio::time::sleep(wait).await;
         }
     }
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    Consumer, DeadDeed, DeadFilter, DeadLetter, Deed, Finding, Forgotten, Keeper, KeyDeed, Listed, Message,
-    MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, Operator, Reception, Removed, Retention,
-    Route, RouteChange, RouteSettings, SessionKeeper, ShownRoute, Side, Source, StartAt, Store, StoreError,
-    StoreStatus, StoredMessage, Sweep, UnroutedTopic, Vitals, WaitingKey, Whereabouts, redact_url,
+    Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis, Finding, Forgotten, Headline, Keeper,
+    KeyDeed, Listed, Message, MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, NewOperation,
+    OperationEffects, OperationId, Operator, Reception, Removed, Retention, Route, RouteChange, RouteSettings,
+    SessionKeeper, ShownOperation, ShownRoute, Side, Source, StartAt, Steer, Stepped, Store, StoreError, StoreStatus,
+    StoredMessage, Survey, Sweep, UnroutedTopic, Vitals, WaitingKey, Whereabouts, redact_url,
 };
 use rusqlite::Connection;
 
@@ -17,6 +18,7 @@ use crate::Sqlite;
 use crate::connect::{connect, create_private};
 use crate::inbox::SqliteSession;
 use crate::log::SqliteSource;
+use crate::operate::operations;
 use crate::{migrate, operate};
 
 /// A SQLite file with postroom's tables in it, or one that is to get them. All work happens on blocking threads, each call on a
@@ -161,6 +163,60 @@ impl Operator for Database {
         Ok(done)
     }
 
+    async fn dead_headlines(
+        &self,
+        side: Side,
+        after: Option<(String, i64)>,
+        limit: i64,
+    ) -> Result<Vec<Headline>, StoreError> {
+        let work = move |connection: &mut Connection| operations::headlines(connection, side, after, limit);
+        self.on_thread("read the dead letters", work).await
+    }
+
+    async fn dead_notes(&self, groups: &[String]) -> Result<Vec<(String, DeadNote)>, StoreError> {
+        let groups = groups.to_vec();
+        let work = move |connection: &mut Connection| operations::dead_notes(connection, &groups);
+        self.on_thread("read the notes about dead letters", work).await
+    }
+
+    async fn note_dead(&self, group: &str, note: &str, deed: &Deed) -> Result<(), StoreError> {
+        let (group, note, deed) = (group.to_owned(), note.to_owned(), deed.clone());
+        let work = move |connection: &mut Connection| operations::note_dead(connection, &group, &note, &deed);
+        self.on_thread("write a note about dead letters", work).await
+    }
+
+    async fn survey_operation(&self, operation: &NewOperation, survey: &mut Survey) -> Result<(), StoreError> {
+        let (operation, so_far) = (operation.clone(), survey.clone());
+        let work = move |connection: &mut Connection| operations::survey(connection, &operation, so_far);
+        *survey = self.on_thread("look what would be done", work).await?;
+        Ok(())
+    }
+
+    async fn begin_operation(&self, id: OperationId, operation: &NewOperation, deed: &Deed) -> Result<(), StoreError> {
+        let (operation, deed) = (operation.clone(), deed.clone());
+        let work = move |connection: &mut Connection| operations::begin(connection, id, &operation, &deed);
+        self.on_thread("begin the operation", work).await
+    }
+
+    async fn operations(&self, id: Option<OperationId>, limit: i64) -> Result<Vec<ShownOperation>, StoreError> {
+        self.on_thread("read the operations", move |connection| operations::operations(connection, id, limit)).await
+    }
+
+    async fn operation_effects(&self, id: OperationId) -> Result<Vec<OperationEffects>, StoreError> {
+        let what = "look what became of the messages of an operation";
+        self.on_thread(what, move |connection| operations::effects(connection, id)).await
+    }
+
+    async fn steer_operation(&self, id: OperationId, what: Steer, deed: &Deed) -> Result<bool, StoreError> {
+        let deed = deed.clone();
+        let work = move |connection: &mut Connection| operations::steer(connection, id, what, &deed);
+        self.on_thread("change the operation", work).await
+    }
+
+    async fn step_operations(&self) -> Result<Stepped, StoreError> {
+        self.on_thread("carry out operations", operations::step).await
+    }
+
     async fn prune_inbox(
         &self,
         older_than: Duration,
@@ -239,6 +295,11 @@ impl Store for Database {
             ])
         };
         self.on_thread("check the store", look).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Diagnosis>, StoreError> {
+        let path = self.path.clone();
+        self.on_thread("examine the store", move |connection| operate::diagnose(connection, &path)).await
     }
 
     async fn migrate(&self, _: Option<u16>) -> Result<Migrated, MigrateError> {

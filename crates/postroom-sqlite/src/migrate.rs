@@ -16,6 +16,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (7, "clocks", include_str!("../migrations/0007_clocks.sql")),
     (8, "operators", include_str!("../migrations/0008_operators.sql")),
     (9, "sizes", include_str!("../migrations/0009_sizes.sql")),
+    (10, "operations", include_str!("../migrations/0010_operations.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (

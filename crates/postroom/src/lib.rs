@@ -5,8 +5,10 @@
 
 mod consumer_store;
 mod crash;
+mod dead_group;
 mod dead_letter;
 mod delivery;
+mod diagnosis;
 pub mod envelope;
 mod error;
 mod event;
@@ -22,6 +24,7 @@ mod limits;
 mod listing;
 mod message;
 mod observer;
+mod operation;
 mod operator;
 mod order;
 mod outbox;
@@ -47,8 +50,10 @@ mod words;
 
 pub use consumer_store::{Admitted, Aggregate, ConsumerStore, Keep, Session, Settle, Transactions, Waiting};
 pub use crash::{crash_point, crash_point_over};
+pub use dead_group::{DeadGroup, DeadNote, Grouping, Headline, normal_error};
 pub use dead_letter::{DeadDeed, DeadFilter, DeadLetter, Deed, FailedAttempt, Side};
 pub use delivery::{Cause, Change, Delivery, Entry, Origin, Outcome, ParkedState, Settlement, Token};
+pub use diagnosis::{Diagnosis, Severity};
 pub use error::{BoxError, StoreError, Unavailable};
 pub use event::{Event, EventError};
 pub use filler::{FillerReport, FillerSeen, FillerStore, Tenure};
@@ -65,6 +70,10 @@ pub use limits::{
 pub use listing::{Forgotten, Listed, ListedMessage, ListedPlace, MessageFilter, StoredMessage};
 pub use message::{Headers, Message, MessageId, UNREADABLE_HEADER, headers_from_json};
 pub use observer::{Happened, Live, Observed, Observer};
+pub use operation::{
+    Candidate, Candidates, NewOperation, OperationEffects, OperationFilter, OperationId, OperationKind, OperationState,
+    ReplayPlace, ShownOperation, Steer, Stepped, Survey,
+};
 pub use operator::Operator;
 pub use order::{OnDead, Order, StartAt};
 pub use outbox::{EnqueueError, Outbox};

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::dead_group::{DeadNote, Headline};
 use crate::dead_letter::{DeadDeed, DeadFilter, DeadLetter, Deed, Side};
 use crate::error::StoreError;
 use crate::keys::{KeyDeed, WaitingKey, Whereabouts};
 use crate::listing::{Forgotten, Listed, MessageFilter, StoredMessage};
 use crate::message::MessageId;
+use crate::operation::{NewOperation, OperationEffects, OperationId, ShownOperation, Steer, Stepped, Survey};
 use crate::reception::Reception;
 use crate::retention::{Removed, Retention, Sweep};
 use crate::route::{RouteChange, RouteSettings, ShownRoute};
@@ -92,6 +94,39 @@ pub trait Operator: Send + Sync {
         deed: &Deed,
         progress: &mut (dyn FnMut(usize) + Send),
     ) -> Result<Vec<DeadLetter>, StoreError>;
+
+    /// What dead letters died of, by route (or consumer) and seq, from behind `after` on, at most `limit`.
+    async fn dead_headlines(
+        &self,
+        side: Side,
+        after: Option<(String, i64)>,
+        limit: i64,
+    ) -> Result<Vec<Headline>, StoreError>;
+
+    /// What people wrote about these groups of dead letters, newest first.
+    async fn dead_notes(&self, groups: &[String]) -> Result<Vec<(String, DeadNote)>, StoreError>;
+
+    /// Writes something about a group of dead letters.
+    async fn note_dead(&self, group: &str, note: &str, deed: &Deed) -> Result<(), StoreError>;
+
+    /// Looks at what an operation would be about, a bounded number of rows further than the last look; changes nothing.
+    async fn survey_operation(&self, operation: &NewOperation, survey: &mut Survey) -> Result<(), StoreError>;
+
+    /// Begins an operation; [`step_operations`](Self::step_operations) carries it out. What is written, or dies, later is not meant.
+    async fn begin_operation(&self, id: OperationId, operation: &NewOperation, deed: &Deed) -> Result<(), StoreError>;
+
+    /// Operations, newest first, at most `limit`, or the one with this id.
+    async fn operations(&self, id: Option<OperationId>, limit: i64) -> Result<Vec<ShownOperation>, StoreError>;
+
+    /// What became, at each consumer of this database, of the messages that an operation gave out.
+    async fn operation_effects(&self, id: OperationId) -> Result<Vec<OperationEffects>, StoreError>;
+
+    /// Pauses, resumes or cancels an operation. False: it does not exist, or is in no state for that, and nothing was changed.
+    async fn steer_operation(&self, id: OperationId, what: Steer, deed: &Deed) -> Result<bool, StoreError>;
+
+    /// Looks what became of the messages that operations gave out, and does one step of each operation that goes on. Each step is one
+    /// transaction, with an audit row; whoever dies in between leaves nothing half done. May be called by several processes at once.
+    async fn step_operations(&self) -> Result<Stepped, StoreError>;
 
     /// Deletes the inbox rows of messages that were processed at least this long ago, in steps; `progress` is called with the number
     /// deleted so far. An age below the redelivery horizon is rejected.

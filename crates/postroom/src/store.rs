@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use crate::diagnosis::Diagnosis;
 use crate::error::{BoxError, StoreError};
 use crate::inbox::Consumer;
 use crate::keeper::Keeper;
@@ -40,6 +41,9 @@ pub trait Store: Operator {
     /// Checks whether everything that a process with these needs requires is there; changes nothing.
     async fn check(&self, needs: Needs) -> Result<Vec<Finding>, StoreError>;
 
+    /// Looks for what can lose messages, hold them up, or let the tables grow; changes nothing.
+    async fn diagnose(&self) -> Result<Vec<Diagnosis>, StoreError>;
+
     /// Wakes these relays when writers of other processes notify, for as long as the returned value is kept. None: writers
     /// cannot notify here; relays poll in any case.
     fn listen(&self, wakes: Vec<Wake>) -> Option<Box<dyn Send>> {
@@ -69,6 +73,8 @@ pub struct Needs {
     pub retention: bool,
     /// Look at the state and the sizes of the store, for metrics.
     pub metrics: bool,
+    /// Carry out operations on many messages.
+    pub operations: bool,
 }
 
 /// What a check found.

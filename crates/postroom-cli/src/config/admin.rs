@@ -77,3 +77,42 @@ fn read_token(value: &Value, at: &str) -> Result<Token, String> {
 pub fn listens_on(config: &Path) -> Result<Option<SocketAddr>, Failure> {
     Ok(super::load(config)?.admin.map(|admin| admin.listen))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use crate::config::tests::parse;
+
+    fn admin(text: &str) -> Result<super::Admin, String> {
+        let file = format!(
+            "[store]\nurl = \"sqlite:x.db\"\n[[routes]]\nname = \"r\"\n[routes.sink]\nkind = \"stdout\"\n[admin]\n{text}"
+        );
+        parse(&file, &[]).map(|config| config.admin.unwrap())
+    }
+
+    #[test]
+    fn a_listener_that_others_can_reach_requires_tokens() {
+        assert_eq!(admin("").unwrap().listen.to_string(), "127.0.0.1:9470");
+        for open in ["0.0.0.0:9470", "[::]:9470", "192.0.2.1:9470"] {
+            let refused = admin(&format!("listen = {open:?}")).unwrap_err();
+            assert!(refused.contains("other machines can reach"), "{refused}");
+            let token = format!("[[admin.tokens]]\nname = \"a\"\nrole = \"viewer\"\nsha256 = \"{}\"", "0f".repeat(32));
+            assert_eq!(admin(&format!("listen = {open:?}\n{token}")).unwrap().tokens.len(), 1);
+        }
+        assert!(admin("listen = \"9470\"").unwrap_err().contains("an address and a port"));
+    }
+
+    #[test]
+    fn a_token_that_is_wrong_is_refused_and_not_quoted() {
+        let token = |role: &str, sha256: &str| {
+            format!("[[admin.tokens]]\nname = \"a\"\nrole = {role:?}\nsha256 = {sha256:?}\n")
+        };
+        let good = "0f".repeat(32);
+        let refused = admin(&token("viewer", "postroom_secret")).unwrap_err();
+        assert!(refused.contains("64 hexadecimal digits") && !refused.contains("secret"), "{refused}");
+        assert!(admin(&token("veiwer", &good)).unwrap_err().contains("did you mean \"viewer\"?"));
+        let twice = token("viewer", &good).repeat(2);
+        assert!(admin(&twice).unwrap_err().contains("two tokens are named"));
+        assert!(admin("listne = \"127.0.0.1:1\"").unwrap_err().contains("did you mean \"listen\"?"));
+    }
+}

@@ -3,12 +3,14 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod alarms;
+mod alerts;
 mod commands;
 mod crashes;
 mod example;
 mod fillers;
 mod many;
 mod metrics;
+mod operations;
 mod operators;
 mod outages;
 mod poison;

@@ -157,6 +157,12 @@ impl Rig {
 
     /// A consumer with an inbox on a queue of its own, which counts effects in its own transaction.
     pub async fn consume(&self) -> ConsumerTask {
+        self.consume_with(Handlers::new().on_decoded("order.placed", |message| Ok(message.clone()), CountsEffects))
+            .await
+    }
+
+    /// The same with handlers of the caller's own.
+    pub async fn consume_with(&self, handlers: Handlers<Postgres>) -> ConsumerTask {
         let queue = format!("effects-{}", self.exchange);
         let options = RabbitmqSubscriptionOptions {
             url: self.rabbitmq.clone(),
@@ -165,7 +171,6 @@ impl Rig {
             prefetch: 500,
             unsettled_bytes_max: 64 << 20,
         };
-        let handlers = Handlers::new().on_decoded("order.placed", |message| Ok(message.clone()), CountsEffects);
         let (subscription, consumer) =
             (Arc::new(RabbitmqSubscription::new(options).unwrap()), Consumer::new("effects").unwrap());
         let connector = Connector::new(self.database.url()).unwrap();
@@ -337,7 +342,7 @@ async fn write_until(
     Ok(())
 }
 
-struct CountsEffects;
+pub struct CountsEffects;
 
 #[async_trait]
 impl Handle<Postgres, Message> for CountsEffects {

@@ -53,6 +53,10 @@ impl Lease<'_> {
         self.observer.event(Observed::Inbox(self.keeper.consumer().as_str()), &event);
     }
 
+    fn failed(&self, what: &'static str) {
+        self.observer.event(Observed::Inbox(self.keeper.consumer().as_str()), &Happened::StoreFailed { what });
+    }
+
     fn every(&self) -> Duration {
         (self.length / 3).min(LOOK_EVERY)
     }
@@ -106,6 +110,7 @@ impl Lease<'_> {
                     self.every()
                 }
                 Err(error) => {
+                    self.failed("find out who fills the inbox");
                     tracing::warn!(%consumer, "failed to find out who fills the inbox, trying again in {retry:?}: {}", chain(&error));
                     let pause = retry;
                     retry = (retry * 2).min(LOOK_RETRY_CAP);
@@ -169,7 +174,10 @@ impl Lease<'_> {
                     );
                     return;
                 }
-                Err(error) => tracing::warn!(%consumer, "failed to renew the lease on the inbox: {}", chain(&error)),
+                Err(error) => {
+                    self.failed("renew the lease on the inbox");
+                    tracing::warn!(%consumer, "failed to renew the lease on the inbox: {}", chain(&error));
+                }
             }
         }
     }

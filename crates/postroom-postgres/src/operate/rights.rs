@@ -55,6 +55,11 @@ const WHAT_METRICS_NEED: &str = "
     select columns(consumer) postroom.dead_consume
     select columns(consumer,state,attempts,received_at,due_at,last_error) postroom.inbox_messages";
 
+const WHAT_OPERATIONS_NEED: &str = "
+    execute function postroom.operations_due(integer)
+    execute function postroom.operation_step(uuid, bigint[], bigint, bigint, boolean)
+    select columns(consumer,seq,message_id,type,topic,ordering_key,died_at,cause,error,tenant_id,aggregate_id) postroom.dead_consume";
+
 /// Grants that this session's role lacks, as statements to run. Objects that do not exist are not listed: the schema is another one.
 pub(crate) async fn missing_grants(
     client: &impl GenericClient,
@@ -65,6 +70,7 @@ pub(crate) async fn missing_grants(
         (needs.filler, WHAT_FILLERS_NEED),
         (needs.retention, WHAT_RETENTION_NEEDS),
         (needs.metrics, WHAT_METRICS_NEED),
+        (needs.operations, WHAT_OPERATIONS_NEED),
     ];
     let lines = needed.iter().filter(|(needed, _)| *needed).flat_map(|(_, lines)| lines.lines());
     let rights = lines.filter_map(|line| {

@@ -27,6 +27,7 @@ async fn migrating_again_changes_nothing() {
         "operators",
         "retention",
         "sizes",
+        "operations",
     ];
     assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();

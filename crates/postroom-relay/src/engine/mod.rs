@@ -177,6 +177,7 @@ impl Engine {
             with_sink: self.batches.values().map(Vec::len).sum(),
             settled_ahead: self.settled_ahead,
             sink_down: self.breaker.open_because().map(str::to_owned),
+            sink_blocked: None,
             stopping: self.stopping,
         }
     }

@@ -41,9 +41,16 @@ impl Collector for Running {
         counter(e, "scheduled_messages", help, &of_routes(&|now| now.counters.scheduled as f64))?;
         let help = "Times that the sink became unavailable, since the route's relay began in this process";
         counter(e, "sink_outages", help, &of_routes(&|now| now.counters.sink_outages as f64))?;
-        let help = "1: messages can be published, as far as this process knows; 0: they wait, because the sink is away or the breaker is open";
-        gauge(e, "sink_up", None, help, &of_routes(&|now| f64::from(u8::from(now.sink_down.is_none()))))?;
-        gauge(e, "lanes_held", None, "Lanes that this process holds", &of_routes(&|now| now.lanes as f64))?;
+        let help = "1: messages can be published, as far as this process knows; 0: they wait, because the sink is away or blocked, or the breaker is open";
+        let up = |now: &RouteNow| now.sink_down.is_none() && now.sink_blocked.is_none();
+        gauge(e, "sink_up", None, help, &of_routes(&|now| f64::from(u8::from(up(now)))))?;
+        gauge(
+            e,
+            "lanes_held",
+            None,
+            "Lanes that this process holds; lanes_covered is about all processes",
+            &of_routes(&|now| now.lanes as f64),
+        )?;
         let help = "Messages claimed by this process and not settled";
         gauge(e, "in_flight_messages", None, help, &of_routes(&|now| now.in_flight as f64))?;
         let help = "Payloads and headers of messages in flight";

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use postroom::{Happened, Observed, Observer};
+use postroom::{Cause, Happened, Observed, Observer};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -48,7 +48,13 @@ struct Ended {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FailedAt {
-    of: String,
+    route: String,
+    what: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct InboxFailedAt {
+    consumer: String,
     what: &'static str,
 }
 
@@ -65,6 +71,7 @@ pub struct Meter {
     fenced: Family<OfRoute, Counter>,
     lanes_lost: Family<OfRoute, Counter>,
     store_failures: Family<FailedAt, Counter>,
+    inbox_store_failures: Family<InboxFailedAt, Counter>,
     claim: Timed<OfRoute>,
     publish: Timed<OfRoute>,
     settle: Timed<OfRoute>,
@@ -98,6 +105,7 @@ impl Default for Meter {
             fenced: Family::default(),
             lanes_lost: Family::default(),
             store_failures: Family::default(),
+            inbox_store_failures: Family::default(),
             claim: calls(),
             publish: calls(),
             settle: calls(),
@@ -136,6 +144,36 @@ impl Meter {
         Self::default()
     }
 
+    /// Begins the counters of these routes and inboxes at zero: from a series that begins with its first event, nobody sees that event.
+    pub fn expect(&self, routes: &[String], consumers: &[String]) {
+        for route in routes.iter().map(|route| named(route)) {
+            let of = OfRoute { route: route.clone() };
+            for family in [
+                &self.claimed,
+                &self.acked,
+                &self.rejected,
+                &self.skipped,
+                &self.unknown,
+                &self.unavailable,
+                &self.fenced,
+                &self.lanes_lost,
+            ] {
+                drop(family.get_or_create(&of));
+            }
+            for cause in Cause::ALL {
+                drop(self.dead.get_or_create(&Died { route: route.clone(), cause: cause.as_str() }));
+            }
+            for what in ["renew the lease", "claim messages", "settle messages"] {
+                drop(self.store_failures.get_or_create(&FailedAt { route: route.clone(), what }));
+            }
+        }
+        for consumer in consumers.iter().map(|consumer| named(consumer)) {
+            for outcome in ["kept", "duplicate", "dead"] {
+                drop(self.received.get_or_create(&Ended { consumer: consumer.clone(), outcome }));
+            }
+        }
+    }
+
     pub(crate) fn lease_ages(&self) -> LeaseAges {
         LeaseAges(self.renewed.clone())
     }
@@ -164,7 +202,11 @@ impl Meter {
         let r = registry;
         r.register("claimed_messages", "Messages claimed from the store by this process", self.claimed.clone());
         r.register("acked_messages", "Messages that the broker confirmed to this process", self.acked.clone());
-        r.register("rejected_messages", "Attempts that ended with a rejection by the broker", self.rejected.clone());
+        r.register(
+            "rejected_messages",
+            "Publications that the broker rejected, also those that use up no attempt",
+            self.rejected.clone(),
+        );
         r.register("skipped_messages", "Messages that the sink is configured not to send", self.skipped.clone());
         r.register(
             "unknown_messages",
@@ -182,8 +224,14 @@ impl Meter {
             "Outcomes that were not recorded because another relay has the lane",
             self.fenced.clone(),
         );
-        r.register("lanes_lost", "Lanes that another relay took over", self.lanes_lost.clone());
+        r.register(
+            "lanes_lost",
+            "Lanes that this process lost, because another relay took them over or its lease expired",
+            self.lanes_lost.clone(),
+        );
         r.register("store_failures", "Calls to the store that failed, and are made again", self.store_failures.clone());
+        let help = "Calls to the store for an inbox that failed, and are made again";
+        r.register("inbox_store_failures", help, self.inbox_store_failures.clone());
         let timed = |r: &mut Registry, name, help, family: &Timed<OfRoute>| {
             r.register_with_unit(name, help, Unit::Seconds, family.clone());
         };
@@ -291,8 +339,11 @@ impl Observer for Meter {
                 let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
                 renewed.insert((is_route, name.to_owned()), Instant::now());
             }
+            Happened::StoreFailed { what } if is_route => {
+                self.store_failures.get_or_create(&FailedAt { route: named(name), what }).inc();
+            }
             Happened::StoreFailed { what } => {
-                self.store_failures.get_or_create(&FailedAt { of: named(name), what }).inc();
+                self.inbox_store_failures.get_or_create(&InboxFailedAt { consumer: named(name), what }).inc();
             }
             _ => {}
         }

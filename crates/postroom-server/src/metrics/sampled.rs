@@ -83,7 +83,7 @@ impl Collector for Sampled {
         let answered = known.answered.map(|answered| one(f64::from(u8::from(answered)))).unwrap_or_default();
         gauge(e, "store_up", None, "1: the last look at the store succeeded; 0: it failed", &answered)?;
         let ages = known.status.as_ref().map(|sample| one(sample.at.elapsed().as_secs_f64())).unwrap_or_default();
-        let help = "Age of what follows about the store; it is left out when it is older than 90 s";
+        let help = "Age of the last successful look at the store; what it saw is left out when it is older than 90 s";
         gauge(e, "sample_age", Some(Unit::Seconds), help, &ages)?;
         let took = known.status.as_ref().map(|sample| one(sample.took.as_secs_f64())).unwrap_or_default();
         gauge(e, "sample_duration", Some(Unit::Seconds), "Time that the last look at the store took", &took)?;
@@ -173,6 +173,13 @@ fn inboxes(e: &mut DescriptorEncoder<'_>, inboxes: &[InboxStatus]) -> fmt::Resul
     gauge(e, "inbox_oldest_waiting", Some(Unit::Seconds), help, &of(&|inbox| inbox.oldest_seconds.unwrap_or(0.0)))?;
     let help = "Dead letters of a consumer; up to 50000";
     gauge(e, "inbox_dead_letters", None, help, &of(&|inbox| inbox.dead as f64))?;
+    let help = "1: the process that fills the inbox reports that it receives; 0: it reports that it cannot";
+    let source = |inbox: &InboxStatus| {
+        let filler = inbox.filler.as_ref().filter(|filler| filler.alive)?;
+        let labels = vec![("consumer", named(&inbox.consumer))];
+        Some((labels, f64::from(u8::from(filler.link.trouble.is_none()))))
+    };
+    gauge(e, "inbox_source_up", None, help, &inboxes.iter().filter_map(source).collect())?;
     let help = "1: some process fills the inbox from a queue under a valid lease; an inbox that an application fills itself shows 0";
     gauge(
         e,
@@ -186,7 +193,9 @@ fn inboxes(e: &mut DescriptorEncoder<'_>, inboxes: &[InboxStatus]) -> fmt::Resul
 fn sizes(e: &mut DescriptorEncoder<'_>, vitals: &Vitals, capacity_bytes: Option<i64>) -> fmt::Result {
     let one = |value: Option<f64>| -> Values { value.map(|value| (Vec::new(), value)).into_iter().collect() };
     let of = |value: &dyn Fn(&postroom::TableVitals) -> Option<f64>| -> Values {
-        vitals.tables.iter().filter_map(|table| Some((vec![("table", table.table.clone())], value(table)?))).collect()
+        // The same names on every store.
+        let name = |table: &postroom::TableVitals| table.table.trim_start_matches("postroom_").to_owned();
+        vitals.tables.iter().filter_map(|table| Some((vec![("table", name(table))], value(table)?))).collect()
     };
     gauge(e, "table_rows", None, "Rows of a table, as the database estimates", &of(&|table| Some(table.rows as f64)))?;
     let help = "Rows whose space is not free yet";

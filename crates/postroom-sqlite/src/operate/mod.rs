@@ -1,8 +1,10 @@
 //! What operators see of the store and do to it.
 
 mod dead;
+mod doctor;
 mod keys;
 mod listing;
+pub(crate) mod operations;
 mod prune;
 mod receptions;
 mod retain;
@@ -12,6 +14,7 @@ mod vitals;
 mod why;
 
 pub(crate) use dead::{act_on_dead, dead_letters, dead_payload};
+pub(crate) use doctor::diagnose;
 pub(crate) use keys::{act_on_key, waiting_keys};
 pub(crate) use listing::{message, messages, send};
 pub(crate) use prune::prune_step;

@@ -14,12 +14,14 @@ mod pgbouncer;
 pub mod ports;
 mod postgres;
 mod process;
+mod prometheus;
 mod rabbitmq;
 mod tmpfs;
 mod wait;
 
 pub use pgbouncer::PgBouncer;
 pub use postgres::{POSTGRES_PROGRAMS, PostgresOptions, PostgresServer};
+pub use prometheus::{Prometheus, promtool};
 pub use rabbitmq::{RabbitServer, RabbitTls};
 pub use tmpfs::Tmpfs;
 
@@ -40,6 +42,9 @@ pub fn missing() -> Vec<&'static str> {
     }
     if postgres::clock_library().is_none() {
         packages.push("libfaketime");
+    }
+    if prometheus::program("prometheus").is_none() || prometheus::program("promtool").is_none() {
+        packages.push("prometheus");
     }
     packages
 }

@@ -9,8 +9,10 @@ use postroom::{
     Outcome, Place, Report, Route, RouteChange, Side, Source, TopicFilter, WaitsFor,
 };
 
+mod operations;
 mod upkeep;
 
+pub use operations::*;
 pub use upkeep::*;
 
 use super::source::{Outbox, claim_all, dead, drain, holding, ids, ids_of, message, renew, retry, route, settle};
@@ -58,6 +60,10 @@ macro_rules! operator_conforms {
             what_is_finished_and_old_is_removed_and_nothing_else
             what_blocks_a_key_or_is_too_young_does_not_expire
             sizes_are_known_and_noted_once_an_hour
+            what_was_sent_is_replayed_in_order_with_its_id_and_nothing_else_is
+            a_canary_goes_first_and_the_rest_waits
+            a_paused_operation_gives_out_nothing_until_it_is_resumed
+            dead_letters_are_grouped_and_acted_on_by_group
         );
     };
 }

@@ -1,0 +1,253 @@
+//! Operations on many messages. Time passes here only by the steps that the tests take.
+
+use std::sync::Arc;
+
+use postroom::{
+    Grouping, NewOperation, OperationFilter, OperationId, OperationKind, OperationState, Outcome, ReplayPlace,
+    ShownOperation, Side, Source, Steer, Survey,
+};
+
+use super::super::source::{claim_all, dead, drain, holding, ids, ids_of, message, settle};
+use super::{Operated, deed, written};
+
+fn replay(filter: OperationFilter) -> NewOperation {
+    NewOperation {
+        kind: OperationKind::Replay,
+        side: Side::Out,
+        route: "orders".to_owned(),
+        filter,
+        canary: None,
+        goes_on: false,
+        rate: None,
+        place: ReplayPlace::Before,
+        new_ids: false,
+    }
+}
+
+async fn begun<F: Operated>(store: &F, operation: &NewOperation) -> OperationId {
+    let id = OperationId::new();
+    store.operator().begin_operation(id, operation, &deed()).await.expect("begin");
+    id
+}
+
+async fn surveyed<F: Operated>(store: &F, operation: &NewOperation) -> Survey {
+    let mut survey = Survey::default();
+    while !survey.complete {
+        store.operator().survey_operation(operation, &mut survey).await.expect("survey");
+    }
+    survey
+}
+
+async fn shown<F: Operated>(store: &F, id: OperationId) -> ShownOperation {
+    let found = store.operator().operations(Some(id), 10).await.expect("operations");
+    found.into_iter().next().expect("the operation")
+}
+
+/// Steps until nothing more is given out; returns how many were.
+async fn stepped<F: Operated>(store: &F) -> u64 {
+    let mut given = 0;
+    loop {
+        let stepped = store.operator().step_operations().await.expect("step");
+        given += stepped.given_out;
+        if stepped.given_out == 0 && stepped.going_on == 0 {
+            return given;
+        }
+    }
+}
+
+/// Everything that can be claimed is sent; returns it in its order.
+async fn sent<F: Operated>(store: &F, source: &Arc<dyn Source>) -> Vec<postroom::MessageId> {
+    store.make_due().await;
+    let out = drain(source).await;
+    written(source).await;
+    out
+}
+
+/// M70, I18.
+pub async fn what_was_sent_is_replayed_in_order_with_its_id_and_nothing_else_is<F: Operated>(store: F) {
+    let source = holding(&store, "relay").await;
+    let finished = [message("a"), message("b"), message("a"), message("a")];
+    let doomed = message("c");
+    store.commit(&finished).await;
+    store.commit(std::slice::from_ref(&doomed)).await;
+    let out = claim_all(&source).await;
+    let outcome = |id| if id == doomed.id { dead(false) } else { Outcome::Done };
+    settle(&source, out.iter().map(|delivery| (delivery.token, outcome(delivery.message.id)))).await;
+    written(&source).await;
+    let unread = message("a");
+    store.commit(std::slice::from_ref(&unread)).await;
+
+    let operation = replay(OperationFilter { topic: Some("orders".to_owned()), ..OperationFilter::default() });
+    let survey = surveyed(&store, &operation).await;
+    assert_eq!((survey.matching, survey.not_ready, survey.samples.len()), (6, 2, 5), "{survey:?}");
+    let id = begun(&store, &operation).await;
+    // What comes later is not meant.
+    let later = message("b");
+    store.commit(std::slice::from_ref(&later)).await;
+    assert_eq!(stepped(&store).await, 4);
+    assert_eq!(shown(&store, id).await.pending, 4);
+    let out = sent(&store, &source).await;
+    let of_key = |key: &str| {
+        let of = |message: &&postroom::Message| message.key.as_deref() == Some(key);
+        finished.iter().chain([&unread, &later]).filter(of).map(|message| message.id).collect::<Vec<_>>()
+    };
+    for key in ["a", "b"] {
+        let expected = of_key(key);
+        let got: Vec<_> = out.iter().copied().filter(|id| expected.contains(id)).collect();
+        assert_eq!(got, expected, "I4, and each once: {out:?}");
+    }
+    assert!(!out.contains(&doomed.id), "dead letters are retried, not replayed");
+    stepped(&store).await;
+    let report = shown(&store, id).await;
+    assert_eq!(report.state, OperationState::Done, "{report:?}");
+    assert_eq!((report.matched, report.left_alone, report.given_out, report.done), (6, 2, 4, 4), "{report:?}");
+    assert!(report.failed.is_empty() && report.pending == 0 && report.removed == 0, "{report:?}");
+    assert_eq!(report.coverage, Some(4.0 / 6.0));
+    let audit: Vec<(String, usize)> = store.audit().await.into_iter().map(|row| (row.1, row.3)).collect();
+    assert_eq!(audit, [("operation.begin".to_owned(), 0), ("replay".to_owned(), 4)], "I20");
+    assert_eq!(stepped(&store).await, 0, "it is over");
+
+    // By id, and with a new one.
+    let one = replay(OperationFilter { ids: vec![finished[1].id], ..OperationFilter::default() });
+    let again = begun(&store, &NewOperation { new_ids: true, ..one }).await;
+    assert_eq!(stepped(&store).await, 1);
+    let out = sent(&store, &source).await;
+    assert!(out.len() == 1 && out[0] != finished[1].id, "no inbox recognises it");
+    stepped(&store).await;
+    assert_eq!(shown(&store, again).await.done, 1);
+}
+
+/// A canary goes first, and what follows waits for a word, or for the canary to survive.
+pub async fn a_canary_goes_first_and_the_rest_waits<F: Operated>(store: F) {
+    let source = holding(&store, "relay").await;
+    let messages: Vec<_> = (0..30).map(|n| message(&format!("key-{n}"))).collect();
+    store.commit(&messages).await;
+    drain(&source).await;
+    written(&source).await;
+    let canary = NewOperation { canary: Some(3), ..replay(OperationFilter::default()) };
+    let told = begun(&store, &canary).await;
+    assert_eq!(stepped(&store).await, 3);
+    assert_eq!(shown(&store, told).await.state, OperationState::Running, "its canary has no outcome yet");
+    assert_eq!(sent(&store, &source).await.len(), 3);
+    assert_eq!(stepped(&store).await, 0);
+    let waiting = shown(&store, told).await;
+    assert_eq!((waiting.state, waiting.done), (OperationState::Waiting, 3), "{waiting:?}");
+    assert!(waiting.note.is_some_and(|note| note.contains("all 3 canary messages")));
+    let operator = store.operator();
+    assert!(operator.steer_operation(told, Steer::Resume, &deed()).await.expect("resume"));
+    assert!(!operator.steer_operation(told, Steer::Resume, &deed()).await.expect("resume"), "it runs already");
+    assert_eq!(stepped(&store).await, 27);
+    assert_eq!(sent(&store, &source).await.len(), 27);
+    stepped(&store).await;
+    assert_eq!(shown(&store, told).await.state, OperationState::Done);
+
+    // One of which a message dies waits even if it may go on.
+    let going_on = begun(&store, &NewOperation { goes_on: true, ..canary }).await;
+    assert_eq!(stepped(&store).await, 3);
+    store.make_due().await;
+    let out = claim_all(&source).await;
+    let outcome = |place| if place == 1 { dead(false) } else { Outcome::Done };
+    settle(&source, out.iter().enumerate().map(|(place, delivery)| (delivery.token, outcome(place)))).await;
+    written(&source).await;
+    stepped(&store).await;
+    let waiting = shown(&store, going_on).await;
+    assert_eq!((waiting.state, waiting.done), (OperationState::Waiting, 2), "{waiting:?}");
+    assert_eq!(waiting.failed.get("exhausted"), Some(&1), "{waiting:?}");
+    assert!(operator.steer_operation(going_on, Steer::Cancel, &deed()).await.expect("cancel"));
+    assert_eq!(stepped(&store).await, 0);
+    let cancelled = shown(&store, going_on).await;
+    assert_eq!((cancelled.state, cancelled.coverage), (OperationState::Cancelled, None), "{cancelled:?}");
+    assert!(!operator.steer_operation(going_on, Steer::Resume, &deed()).await.expect("resume"), "it is over");
+}
+
+/// What somebody paused gives out nothing; who dies between two steps leaves nothing half done.
+pub async fn a_paused_operation_gives_out_nothing_until_it_is_resumed<F: Operated>(store: F) {
+    let source = holding(&store, "relay").await;
+    let messages: Vec<_> = (0..900).map(|n| message(&format!("key-{}", n % 50))).collect();
+    store.commit(&messages).await;
+    drain(&source).await;
+    written(&source).await;
+    let id = begun(&store, &replay(OperationFilter::default())).await;
+    let operator = store.operator();
+    let first = operator.step_operations().await.expect("step").given_out;
+    assert!((1..900).contains(&first), "one bounded step: {first}");
+    assert!(operator.steer_operation(id, Steer::Pause, &deed()).await.expect("pause"));
+    assert_eq!(stepped(&store).await, 0);
+    assert!(operator.steer_operation(id, Steer::Resume, &deed()).await.expect("resume"));
+    // Two processes at once: each message is given out once.
+    let (one, other) = tokio::join!(stepped(&store), stepped(&store));
+    assert_eq!(first + one + other + stepped(&store).await, 900);
+    let mut out = sent(&store, &source).await;
+    out.extend(sent(&store, &source).await);
+    assert_eq!(out.len(), 900);
+    for key in 0..50 {
+        let expected: Vec<_> = messages.iter().skip(key).step_by(50).map(|message| message.id).collect();
+        let got: Vec<_> = out.iter().copied().filter(|id| expected.contains(id)).collect();
+        assert_eq!(got, expected, "I4");
+    }
+    stepped(&store).await;
+    assert_eq!(shown(&store, id).await.done, 900);
+}
+
+/// Dead letters as incidents: groups by what they died of, retried and discarded as a whole.
+pub async fn dead_letters_are_grouped_and_acted_on_by_group<F: Operated>(store: F) {
+    let source = holding(&store, "relay").await;
+    let messages: Vec<_> = (0..12).map(|n| message(&format!("key-{n}"))).collect();
+    store.commit(&messages).await;
+    let out = claim_all(&source).await;
+    let dies_of =
+        |error: String| Outcome::Dead { attempts: 1, cause: postroom::Cause::Permanent, error, blocks_key: false };
+    let outcomes = out.iter().map(|delivery| {
+        let n = messages.iter().position(|message| message.id == delivery.message.id).expect("one of ours");
+        let error = if n < 8 { format!("order {n} is unknown") } else { format!("no stock of item {n}") };
+        (delivery.token, dies_of(error))
+    });
+    settle(&source, outcomes.collect::<Vec<_>>()).await;
+    written(&source).await;
+
+    let operator = store.operator();
+    let mut grouping = Grouping::new(Side::Out);
+    let mut after = None;
+    loop {
+        let page = operator.dead_headlines(Side::Out, after, 5).await.expect("headlines");
+        page.iter().for_each(|letter| grouping.add(letter));
+        match page.last() {
+            Some(last) => after = Some((last.route.clone(), last.seq)),
+            None => break,
+        }
+    }
+    let (groups, others) = grouping.end();
+    let shapes: Vec<(&str, u64)> = groups.iter().map(|group| (group.error.as_str(), group.messages)).collect();
+    assert_eq!((shapes, others), (vec![("order # is unknown", 8), ("no stock of item #", 4)], 0));
+    let [unknown, no_stock] = [&groups[0].group, &groups[1].group];
+    operator.note_dead(unknown, "fixed in 1.2", &deed()).await.expect("note");
+    let notes = operator.dead_notes(&[unknown.clone(), no_stock.clone()]).await.expect("notes");
+    assert!(notes.len() == 1 && notes[0].0 == *unknown && notes[0].1.note == "fixed in 1.2", "{notes:?}");
+
+    let of_group = |kind, group: &String| NewOperation {
+        kind,
+        ..replay(OperationFilter { group: Some(group.clone()), ..OperationFilter::default() })
+    };
+    let retry = of_group(OperationKind::Retry, unknown);
+    assert_eq!(surveyed(&store, &retry).await.matching, 8);
+    let retried = begun(&store, &retry).await;
+    assert_eq!(stepped(&store).await, 8);
+    let mut out = sent(&store, &source).await;
+    out.sort_unstable();
+    let mut expected = ids_of(&messages[..8]);
+    expected.sort_unstable();
+    assert_eq!(out, expected);
+    let discarded = begun(&store, &of_group(OperationKind::Discard, no_stock)).await;
+    assert_eq!(stepped(&store).await, 4);
+    stepped(&store).await;
+    for (id, messages) in [(retried, 8), (discarded, 4)] {
+        let report = shown(&store, id).await;
+        assert_eq!((report.state, report.done, report.left_alone), (OperationState::Done, messages, 0), "{report:?}");
+    }
+    assert!(operator.dead_headlines(Side::Out, None, 5).await.expect("headlines").is_empty());
+    let actions: Vec<(String, usize)> = store.audit().await.into_iter().map(|row| (row.1, row.3)).collect();
+    let expected =
+        [("dead.note", 0), ("operation.begin", 0), ("dead.retry", 8), ("operation.begin", 0), ("dead.discard", 4)];
+    assert_eq!(actions, expected.map(|(action, ids)| (action.to_owned(), ids)));
+    assert!(ids(&claim_all(&source).await).is_empty());
+}
