@@ -1,6 +1,7 @@
 -- What a relay needs: it reads the outbox and writes progress, and sees no table of the application. One that fills inboxes needs
 -- grants-consumer.sql too.
 grant usage on schema postroom to postroom_relay;
+-- It carries out operations that others began. While one runs that discards dead letters of a route, this role is trusted to keep to its filter.
 grant execute on function
     postroom.checkpoint(),
     postroom.register_route(text, text[], text, text, text),
@@ -22,7 +23,7 @@ grant select, insert, update on postroom.routes, postroom.route_revisions, postr
 grant select, insert, update, delete on postroom.parked, postroom.relays, postroom.suspects to postroom_relay;
 grant select, insert on postroom.dead_letters, postroom.blocked_keys to postroom_relay;
 -- What `[admin]` needs for the metrics about the store: how much waits at the receiving end, without payloads, and how large tables are.
-grant select on postroom.sizes, postroom.inbox, postroom.inbox_fillers to postroom_relay;
+grant select on postroom.sizes, postroom.inbox, postroom.inbox_fillers, postroom.operation_watch to postroom_relay;
 grant select (consumer, seq, message_id, type, topic, ordering_key, died_at, cause, error, tenant_id, aggregate_id)
     on postroom.dead_consume to postroom_relay;
 grant select (consumer, state, attempts, received_at, due_at, last_error) on postroom.inbox_messages to postroom_relay;

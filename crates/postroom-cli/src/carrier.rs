@@ -8,7 +8,7 @@ use postroom::Store;
 use crate::exit::{self, Failure};
 
 /// Between two looks while nothing is to be done, and between two steps while something is.
-const IDLE: Duration = Duration::from_secs(2);
+const IDLE: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(100);
 /// An operation that pauses, or waits for outcomes, is looked at this often for so long after its last step.
 const ACTIVE_FOR: Duration = Duration::from_secs(30);

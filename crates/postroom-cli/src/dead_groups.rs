@@ -200,6 +200,7 @@ pub async fn act(
         side,
         route,
         filter,
+        planned: None,
         canary: pace.canary,
         goes_on: pace.go_on,
         rate: pace.rate,

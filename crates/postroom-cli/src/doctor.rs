@@ -78,8 +78,9 @@ pub async fn doctor(args: &DoctorArgs, json: bool) -> Result<(), Failure> {
     }
     if worst >= Severity::Warning {
         let bad = examined.iter().filter(|examined| examined.diagnosis.severity >= Severity::Warning).count();
+        let verb = if bad == 1 { "needs" } else { "need" };
         let text =
-            format!("{} need attention; `postroom explain CODE` tells more", counted(bad as i64, false, "thing"));
+            format!("{} {verb} attention; `postroom explain CODE` tells more", counted(bad as i64, false, "thing"));
         return Err(Failure { answered: true, ..Failure::new(exit::FAILURE, text) });
     }
     Ok(())
@@ -101,7 +102,7 @@ fn of_status(status: &StoreStatus) -> Vec<Diagnosis> {
     let idle: Vec<String> = status.routes.iter().filter(lonely).map(|route| route.route.clone()).collect();
     found.push(Diagnosis::unless(
         !idle.is_empty(),
-        ("no-relay", "a relay runs every route"),
+        ("no-relay", if status.routes.is_empty() { "no route has run yet" } else { "a relay runs every route" }),
         Severity::Danger,
         &format!("no relay runs {}", named(idle)),
         "postroom run; if a route is gone for good: postroom routes forget ROUTE",

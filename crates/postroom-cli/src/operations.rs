@@ -27,7 +27,7 @@ pub struct PaceArgs {
     /// Maximum messages per second
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub rate: Option<u32>,
-    /// Wait until the operation is over, and show its report
+    /// Wait until the operation is over or waits for you, and show its report; exit code 1 if not everything is done
     #[arg(long)]
     pub wait: bool,
 }
@@ -68,7 +68,7 @@ pub struct ReplayArgs {
     all: bool,
     #[command(flatten)]
     pace: PaceArgs,
-    /// Put them behind the messages of their keys that wait now, not in front of them; not on SQLite
+    /// Put them behind the messages of their keys that wait in the store, not in front of them; not on SQLite
     #[arg(long)]
     behind: bool,
     /// Give them new ids: inboxes that have the messages already then take them for new ones, and apply their effects again
@@ -103,7 +103,7 @@ enum Verb {
         store: StoreArgs,
         /// Id of the operation
         id: OperationId,
-        /// Wait until it is over
+        /// Wait until it is over or waits for you; exit code 1 if not everything is done
         #[arg(long)]
         wait: bool,
     },
@@ -159,12 +159,18 @@ pub async fn replay(args: ReplayArgs, json: bool) -> Result<(), Failure> {
         let text = "without a filter, `replay` requires --all; --dry-run shows what would be sent again";
         return Err(Failure::new(exit::USAGE, text));
     }
+    if let (Some(since), Some(until)) = (filter.since_ms, filter.until_ms)
+        && since >= until
+    {
+        return Err(Failure::new(exit::USAGE, "--since is not before --until, so no message can match"));
+    }
     let store = store.open()?;
     let operation = NewOperation {
         kind: OperationKind::Replay,
         side: Side::Out,
         route: the_route(store.as_ref(), route).await?,
         filter,
+        planned: None,
         canary: pace.canary,
         goes_on: pace.go_on,
         rate: pace.rate,
@@ -196,7 +202,7 @@ async fn the_route(store: &dyn Store, named: Option<String>) -> Result<String, F
 /// Shows what an operation would do, and begins it unless this is a dry run.
 pub async fn carry_out(
     store: &dyn Store,
-    operation: NewOperation,
+    mut operation: NewOperation,
     dry_run: bool,
     wait: bool,
     deed: &DeedArgs,
@@ -223,6 +229,7 @@ pub async fn carry_out(
         return Ok(());
     };
     let id = OperationId::new();
+    operation.planned = Some(survey.matching);
     store.begin_operation(id, &operation, &deed).await?;
     if !json {
         show!("operation {id} has begun; `postroom operations show {id}` shows how it stands");
@@ -249,7 +256,7 @@ async fn relayed(store: &dyn Store) -> bool {
 fn preview(operation: &NewOperation, survey: &Survey) -> Vec<String> {
     let count = |count: u64| number(i64::try_from(count).unwrap_or(i64::MAX), false);
     let what = match (operation.kind, operation.side) {
-        (OperationKind::Replay, _) => format!("would be sent again on route {}", operation.route),
+        (OperationKind::Replay, _) => format!("would be sent on route {}", operation.route),
         (OperationKind::Retry, Side::Out) => format!("would be given back to route {}", operation.route),
         (OperationKind::Retry, Side::In) => format!("would be given back to consumer {}", operation.route),
         (OperationKind::Discard, _) => "would be deleted permanently".to_owned(),
@@ -393,6 +400,11 @@ async fn report(store: &dyn Store, id: OperationId, wait: bool, json: bool) -> R
     } else {
         told(&operation, &effects).iter().for_each(|line| show!("{line}"));
     }
+    let failed: i64 = operation.failed.values().sum::<i64>() + operation.removed + operation.gone;
+    if wait && (operation.state != OperationState::Done || failed > 0) {
+        let text = format!("operation {id} is {}, and not everything that it is about is done", operation.state);
+        return Err(Failure { answered: true, ..Failure::new(exit::FAILURE, text) });
+    }
     Ok(())
 }
 
@@ -426,6 +438,12 @@ fn told(operation: &ShownOperation, effects: &[OperationEffects]) -> Vec<String>
         number(operation.pending, false),
         number(operation.removed, false)
     ));
+    if operation.gone > 0 {
+        lines.push(format!(
+            "{} matched when it began, and were gone before it came to them",
+            number(operation.gone, false)
+        ));
+    }
     for (cause, messages) in &operation.failed {
         lines.push(format!("{} became dead letters: {cause}", number(*messages, false)));
     }
@@ -433,16 +451,14 @@ fn told(operation: &ShownOperation, effects: &[OperationEffects]) -> Vec<String>
         || "coverage is known when all was looked at".to_owned(),
         |coverage| format!("coverage {:.1} %", coverage * 100.0),
     );
-    lines.push(format!(
-        "{coverage}; {} so far, {:.0} per second",
-        lasting(operation.lasted_seconds),
-        operation.per_second
-    ));
-    for OperationEffects { consumer, effects, suppressed, missing } in effects {
+    lines.push(format!("{coverage}; {}, {:.0} per second", lasting(operation.lasted_seconds), operation.per_second));
+    for OperationEffects { consumer, effects, suppressed, waiting, dead, missing } in effects {
         lines.push(format!(
-            "consumer {consumer}: {} applied since it began, {} known before it, {} not there",
+            "consumer {consumer}: {} handled since it began, {} handled before it, {} wait, {} dead, {} not there",
             number(*effects, false),
             number(*suppressed, false),
+            number(*waiting, false),
+            number(*dead, false),
             number(*missing, false)
         ));
     }

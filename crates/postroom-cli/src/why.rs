@@ -27,7 +27,10 @@ pub async fn why(args: WhyArgs, json: bool) -> Result<(), Failure> {
                 args.id,
                 stored.found_in.replace('_', " ")
             ),
-            None => format!("no message {} is known: its transaction did not commit, or its row was deleted", args.id),
+            None => format!(
+                "no message {} is known: its transaction did not commit, or its row was deleted; of a message that was replayed with a new id, the header postroom-replay-of has the id to ask for",
+                args.id
+            ),
         };
         return Err(Failure::new(exit::FAILURE, text));
     }

@@ -15,6 +15,7 @@ create table postroom.operations (
     filter      jsonb       not null,
     -- Nothing behind this seq: what is written later is not meant.
     upto_seq    bigint      not null,
+    planned     bigint,                             -- matched when it began
     canary      integer     check (canary > 0),
     goes_on     boolean     not null default false, -- after a canary of which none failed, without being told
     rate        integer     check (rate > 0),       -- messages a second
@@ -35,15 +36,45 @@ create table postroom.operations (
     stepped_at  timestamptz not null default clock_timestamp(),
     ended_at    timestamptz
 );
-create index operations_running on postroom.operations (created_at) where state in ('running', 'paused', 'waiting', 'cancelled');
+create index operations_open on postroom.operations (created_at) where ended_at is null;
 
 -- What was given to a relay or consumer and has no outcome yet.
 create table postroom.operation_watch (
     operation  uuid   not null,
     seq        bigint not null,
     message_id uuid   not null,
+    cause      text,           -- it became a dead letter meanwhile
     primary key (operation, seq, message_id)
 );
+create index operation_watch_message on postroom.operation_watch (message_id);
+
+-- Notes on what is watched that it became a dead letter: whoever removes the letter later does not make it published or handled.
+create function postroom.note_death() returns trigger
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update postroom.operation_watch w set cause = new.cause
+      from postroom.operations o
+     where w.message_id = new.id and o.id = w.operation and o.side = 'out' and o.route = new.route and w.seq = new.seq;
+    return null;
+end
+$$;
+create function postroom.note_death_in() returns trigger
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update postroom.operation_watch w set cause = new.cause
+      from postroom.operations o
+     where w.message_id = new.message_id and o.id = w.operation and o.side = 'in' and o.route = new.consumer;
+    return null;
+end
+$$;
+create trigger note_death after insert on postroom.dead_letters for each row execute function postroom.note_death();
+create trigger note_death after insert on postroom.dead_consume for each row execute function postroom.note_death_in();
 
 -- The outcomes of what was given: published or handled, dead by cause, or removed by an operator.
 create table postroom.operation_tallies (
@@ -52,6 +83,42 @@ create table postroom.operation_tallies (
     messages  bigint not null,
     primary key (operation, outcome)
 );
+
+-- Places of replayed messages that go behind the others of their key, or have new ids: no row of the outbox has such a seq, whatever
+-- becomes of its sequence.
+create sequence postroom.replay_seq minvalue 4611686018427387904 start 4611686018427387904;
+
+-- As before, but for those places, which say nothing of how far the sequence of the outbox has come.
+create or replace function postroom.seqs_astray(out last bigint, out top bigint, out since timestamptz)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    newest bigint := (select max(o.seq) from postroom.outbox o);
+begin
+    select case when s.is_called then s.last_value else s.last_value - 1 end into last from postroom.outbox_seq_seq s;
+    select greatest(last, newest, (select max(greatest(l.position_seq, l.floor_seq, l.catch_up_seq)) from postroom.lanes l),
+                    (select max(p.seq) from postroom.parked p where p.seq < 4611686018427387904),
+                    (select max(d.seq) from postroom.dead_letters d where d.seq < 4611686018427387904))
+      into top;
+    select min(w.occurred_at) into since from (
+        select o.occurred_at
+          from postroom.outbox o
+          join postroom.lanes l on l.lane = o.lane
+         where o.xid >= pg_snapshot_xmax(l.position_snapshot)
+           and o.seq <= case when last < top then greatest(l.position_seq, l.floor_seq) else l.floor_seq end
+        union all
+        select o.occurred_at
+          from (select p.route, p.seq, p.id from postroom.parked p
+                 union all
+                select d.route, d.seq, d.id from postroom.dead_letters d) t
+          join postroom.outbox o on o.seq = t.seq and o.id <> t.id
+          join postroom.lanes l on l.route = t.route and l.lane = o.lane
+         where o.seq > l.position_seq or not pg_visible_in_snapshot(o.xid, l.position_snapshot)
+        union all
+        select o.occurred_at + interval '1 microsecond' from postroom.outbox o where o.seq = newest and last < newest) w;
+end
+$$;
 
 -- What people say about groups of dead letters.
 create table postroom.dead_notes (
@@ -78,57 +145,52 @@ declare
     failed  bigint;
 begin
     for o in select * from postroom.operations x
-              where x.state in ('running', 'paused', 'waiting', 'cancelled') and x.ended_at is null
-              order by x.created_at limit 20 for update skip locked
+              where x.ended_at is null
+                and (x.state in ('running', 'cancelled') or exists (select from postroom.operation_watch w where w.operation = x.id))
+              order by x.state = 'running' desc, x.created_at limit 200 for update skip locked
     loop
         with watched as materialized (
-            select w.seq, w.message_id from postroom.operation_watch w where w.operation = o.id order by w.seq limit operations_due.max
+            select w.seq, w.message_id, w.cause from postroom.operation_watch w where w.operation = o.id order by w.seq limit operations_due.max
         ),
         ended as (
+            -- What is gone from where it waited was published, or handled, unless it died or its route was forgotten.
             select w.seq, w.message_id,
-                   case when o.side = 'out' then
-                            coalesce((select d.cause from postroom.dead_letters d where d.route = o.route and d.seq = w.seq), 'done')
-                        else coalesce((select d.cause from postroom.dead_consume d
-                                        where d.consumer = o.route and d.message_id = w.message_id limit 1),
-                                      case when exists (select from postroom.inbox i
-                                                         where i.consumer = o.route and i.message_id = w.message_id)
-                                           then 'done' else 'removed' end) end as outcome
+                   case when w.cause is not null then w.cause
+                        when o.side = 'out' then case when here.is then 'done' else 'removed' end
+                        when exists (select from postroom.inbox i where i.consumer = o.route and i.message_id = w.message_id) then 'done'
+                        else 'removed' end as outcome
               from watched w
+             cross join (select exists (select from postroom.routes r where r.name = o.route) as is) here
              where case when o.side = 'out'
                         then not exists (select from postroom.parked p where p.route = o.route and p.seq = w.seq)
                         else not exists (select from postroom.inbox_messages m
                                           where m.consumer = o.route and m.message_id = w.message_id and m.state <> 'done') end
         ),
-        -- What is gone without a trace was published, unless an operator removed it.
-        judged as (
-            select e.seq, e.message_id,
-                   case when e.outcome = 'done' and o.side = 'out' and exists (
-                                 select from postroom.audit a
-                                  where a.at >= o.created_at and a.action in ('dead.discard', 'dead.expire', 'key.skip', 'route.forget')
-                                    and e.message_id = any (a.message_ids))
-                        then 'removed' else e.outcome end as outcome
-              from ended e
-        ),
         gone as (
-            delete from postroom.operation_watch w using judged j
+            delete from postroom.operation_watch w using ended j
              where w.operation = o.id and w.seq = j.seq and w.message_id = j.message_id
         )
         insert into postroom.operation_tallies as t (operation, outcome, messages)
-        select o.id, j.outcome, count(*) from judged j group by j.outcome
+        select o.id, j.outcome, count(*) from ended j group by j.outcome
             on conflict (operation, outcome) do update set messages = t.messages + excluded.messages;
 
+        if o.state in ('running', 'paused', 'waiting') and o.side = 'out'
+           and not exists (select from postroom.routes r where r.name = o.route) then
+            update postroom.operations x set state = 'cancelled', note = 'the route is gone' where x.id = o.id;
+            o.state := 'cancelled';
+        end if;
         select count(*) into waiting from (select from postroom.operation_watch w where w.operation = o.id limit 10000) w;
         if o.state = 'cancelled' or o.read_all then
             if waiting = 0 then
                 update postroom.operations x
-                   set state = case when x.state = 'cancelled' then 'cancelled' else 'done' end, note = null, ended_at = clock_timestamp()
+                   set state = case when x.state = 'cancelled' then 'cancelled' else 'done' end, ended_at = clock_timestamp()
                  where x.id = o.id;
             end if;
             continue;
         end if;
         continue when o.state <> 'running';
         may := 500;
-        if o.canary is not null and not o.canary_done and o.kind <> 'discard' then
+        if o.canary is not null and not o.canary_done then
             may := o.canary - o.released;
             if may <= 0 then
                 continue when waiting > 0;
@@ -193,7 +255,7 @@ begin
              order by b.seq
         ),
         again as materialized (
-            select f.*, case when o.place = 'behind' then nextval('postroom.outbox_seq_seq') else f.seq end as place,
+            select f.*, case when o.place = 'behind' or o.new_ids then nextval('postroom.replay_seq') else f.seq end as place,
                    case when o.new_ids then postroom.uuid_v7() else f.id end as new_id
               from (select * from finished order by seq) f
         ),
@@ -201,7 +263,12 @@ begin
             insert into postroom.parked (route, seq, lane, ordering_key, state, due_at, id, topic, type, payload, key, routing_key,
                                          content_type, headers, tenant_id, aggregate_type, aggregate_id, aggregate_version, occurred_at)
             select o.route, place, lane, coalesce(key, aggregate_id), case when coalesce(key, aggregate_id) is null then 'retry' else 'queued' end,
-                   clock_timestamp(), new_id, topic, type, payload, key, routing_key, content_type, headers, tenant_id, aggregate_type,
+                   clock_timestamp(), new_id, topic, type, payload, key, routing_key, content_type,
+                   -- Text, since jsonb would change what was written.
+                   case when not o.new_ids then headers
+                        when headers is null or headers::text ~ '^\s*\{\s*\}\s*$' then json_build_object('postroom-replay-of', id)
+                        else (format('{"postroom-replay-of":"%s",', id) || substr(ltrim(headers::text, E' \t\n\r'), 2))::json end,
+                   tenant_id, aggregate_type,
                    aggregate_id, aggregate_version, occurred_at
               from again
                 on conflict (route, seq) do nothing
@@ -310,4 +377,4 @@ begin
     return given;
 end
 $$;
-revoke execute on function postroom.operations_due(integer), postroom.operation_step(uuid, bigint[], bigint, bigint, boolean) from public;
+revoke execute on function postroom.note_death(), postroom.note_death_in(), postroom.operations_due(integer), postroom.operation_step(uuid, bigint[], bigint, bigint, boolean) from public;

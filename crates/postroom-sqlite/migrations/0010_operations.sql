@@ -8,6 +8,7 @@ create table postroom_operations (
     filter      text    not null,
     -- Nothing behind this seq: what is written later is not meant.
     upto_seq    integer not null,
+    planned     integer,                    -- matched when it began
     canary      integer check (canary > 0),
     goes_on     integer not null default 0, -- after a canary of which none failed, without being told
     rate        integer check (rate > 0),   -- messages a second
@@ -33,8 +34,26 @@ create table postroom_operation_watch (
     operation  text    not null,
     seq        integer not null,
     message_id text    not null,
+    cause      text,   -- it became a dead letter meanwhile
     primary key (operation, seq, message_id)
 ) strict, without rowid;
+create index postroom_operation_watch_message on postroom_operation_watch (message_id);
+
+-- Note on what is watched that it became a dead letter: whoever removes the letter later does not make it published or handled.
+create trigger postroom_note_death after insert on postroom_dead_letters
+when exists (select 1 from postroom_operation_watch w where w.message_id = new.id)
+begin
+    update postroom_operation_watch set cause = new.cause
+     where message_id = new.id and seq = new.seq
+       and operation in (select o.id from postroom_operations o where o.side = 'out' and o.route = new.route);
+end;
+create trigger postroom_note_death_in after insert on postroom_dead_consume
+when exists (select 1 from postroom_operation_watch w where w.message_id = new.id)
+begin
+    update postroom_operation_watch set cause = new.cause
+     where message_id = new.id
+       and operation in (select o.id from postroom_operations o where o.side = 'in' and o.route = new.consumer);
+end;
 
 -- The outcomes of what was given: published or handled, dead by cause, or removed by an operator.
 create table postroom_operation_tallies (

@@ -86,7 +86,7 @@ pub enum ReplayPlace {
     /// In front of them: new messages of the key wait until the replayed ones are sent.
     #[default]
     Before,
-    /// Behind those that wait when they are given out.
+    /// Behind those that wait in the store, also those that come to wait meanwhile.
     Behind,
 }
 
@@ -159,6 +159,8 @@ pub struct NewOperation {
     pub route: String,
     /// To which messages.
     pub filter: OperationFilter,
+    /// How many matched when it was looked at, for the report; none: nobody looked.
+    pub planned: Option<u64>,
     /// So many first, and then it waits, or goes on if none of them failed.
     pub canary: Option<u32>,
     /// After a canary of which none failed it goes on without being told.
@@ -270,7 +272,7 @@ impl Survey {
             };
             *self.by_type.entry(of).or_default() += 1;
             let Ok(id) = candidate.headline.id.parse::<MessageId>() else { continue };
-            if self.samples.len() < Self::SHOWN {
+            if candidate.ready && self.samples.len() < Self::SHOWN {
                 self.samples.push(id);
             }
             if (self.asked as usize) < Self::SAMPLED {
@@ -314,8 +316,12 @@ pub struct ShownOperation {
     pub place: ReplayPlace,
     /// See [`NewOperation`].
     pub new_ids: bool,
+    /// Messages that matched when it began; none: nobody looked.
+    pub planned: Option<i64>,
     /// Messages that match and were looked at so far: given out or left alone.
     pub matched: i64,
+    /// Matched when it began and were gone when it came to them, such as what retention deleted; known when everything was looked at.
+    pub gone: i64,
     /// Of those, left alone: not finished yet, dead, or gone in the meantime.
     pub left_alone: i64,
     /// Given out; for a discard, deleted.
@@ -348,10 +354,9 @@ impl ShownOperation {
     /// Fills in what follows from the other numbers.
     pub fn finished(mut self) -> Self {
         self.matched = self.given_out + self.left_alone;
-        self.coverage = self.read_all.then(|| match self.matched {
-            0 => 1.0,
-            matched => self.done as f64 / matched as f64,
-        });
+        let meant = self.matched.max(self.planned.unwrap_or(0));
+        self.gone = if self.read_all { meant - self.matched } else { 0 };
+        self.coverage = self.read_all.then(|| if meant == 0 { 1.0 } else { self.done as f64 / meant as f64 });
         self.per_second = if self.lasted_seconds > 0.0 { self.done as f64 / self.lasted_seconds } else { 0.0 };
         self
     }
@@ -366,7 +371,11 @@ pub struct OperationEffects {
     pub effects: i64,
     /// Handled before it: it took the repeated ones for duplicates.
     pub suppressed: i64,
-    /// Neither: not received yet, or not for this consumer.
+    /// Received, and not handled yet.
+    pub waiting: i64,
+    /// Among the consumer's dead letters.
+    pub dead: i64,
+    /// None of these: not received yet, not for this consumer, or forgotten by its inbox.
     pub missing: i64,
 }
 

@@ -6,6 +6,7 @@ mod alarms;
 mod alerts;
 mod commands;
 mod crashes;
+mod doctor;
 mod example;
 mod fillers;
 mod many;

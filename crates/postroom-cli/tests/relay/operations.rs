@@ -73,7 +73,9 @@ async fn an_incident_ends_with_every_message_handled_once() {
         ["dead", "retry", "--side", "in", "--group", group, "--canary", "10", "--go-on", "--reason", "ticket 12"];
     let begun = asked(&rig, &retry);
     let first = begun["operation"].as_str().unwrap();
-    let waiting = asked(&rig, &["operations", "show", first, "--wait"]);
+    let waited = postroom(&["--json", "operations", "show", first, "--wait", "--store", rig.database.url()]);
+    assert_eq!(waited.status.code(), Some(1), "not everything is done");
+    let waiting: serde_json::Value = serde_json::from_slice(&waited.stdout).unwrap();
     assert_eq!((&waiting["state"], &waiting["done"]), (&"waiting".into(), &0.into()), "{waiting}");
     assert_eq!((&waiting["given_out"], &waiting["failed"]["permanent"]), (&10.into(), &10.into()), "{waiting}");
     asked(&rig, &["operations", "cancel", first, "--reason", "not fixed yet"]);

@@ -42,7 +42,7 @@ pub(crate) async fn survey(
     let found = candidates(&tx, &scope, survey.to_seq, upto).await?;
     let (ids, keys) = survey.add(&found);
     let ids: Vec<Uuid> = ids.into_iter().map(Uuid::from).collect();
-    if !ids.is_empty() {
+    if !ids.is_empty() && operation.kind == OperationKind::Replay {
         for row in tx.query(include_str!("sql/consumers.sql"), &[&ids]).await.map_err(failed)? {
             let remembered: i64 = row.try_get(1).map_err(failed)?;
             if remembered > 0 {
@@ -223,11 +223,11 @@ pub(crate) async fn begin(
     let mut session = OperatorSession::open(connector).await?;
     let tx = session.deed().await?;
     let upto = upto(&tx, operation).await.map_err(failed)?;
-    let NewOperation { kind, side, route, filter, canary, goes_on, rate, place, new_ids } = operation;
+    let NewOperation { kind, side, route, filter, planned, canary, goes_on, rate, place, new_ids } = operation;
     let number = |number: &Option<u32>| number.map(|number| i32::try_from(number).unwrap_or(i32::MAX));
     let filter_json = serde_json::to_string(filter).unwrap_or_default();
-    let sql = "insert into postroom.operations (id, kind, side, route, filter, upto_seq, canary, goes_on, rate, place, new_ids, actor, reason)
-               values ($1, $2, $3, $4, $5::text::jsonb, $6, $7, $8, $9, $10, $11, $12, $13)";
+    let sql = "insert into postroom.operations (id, kind, side, route, filter, upto_seq, canary, goes_on, rate, place, new_ids, actor, reason, planned)
+               values ($1, $2, $3, $4, $5::text::jsonb, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
     tx.execute(
         sql,
         &[
@@ -244,6 +244,7 @@ pub(crate) async fn begin(
             new_ids,
             &deed.actor,
             &deed.reason,
+            &planned.map(|planned| i64::try_from(planned).unwrap_or(i64::MAX)),
         ],
     )
     .await
@@ -285,7 +286,9 @@ fn operation(row: &Row) -> Result<ShownOperation, StoreError> {
             rate: row.try_get(9)?,
             place: word(row, 10, ReplayPlace::of)?,
             new_ids: row.try_get(11)?,
+            planned: row.try_get(21)?,
             matched: 0,
+            gone: 0,
             left_alone: row.try_get(12)?,
             given_out: row.try_get(13)?,
             done,
@@ -316,7 +319,9 @@ pub(crate) async fn effects(connector: &Connector, id: OperationId) -> Result<Ve
             consumer: shown(row, 0)?,
             effects: row.try_get(1)?,
             suppressed: row.try_get(2)?,
-            missing: row.try_get(3)?,
+            waiting: row.try_get(3)?,
+            dead: row.try_get(4)?,
+            missing: row.try_get(5)?,
         })
     };
     rows.iter().map(effect).collect::<Result<_, _>>().map_err(failed)

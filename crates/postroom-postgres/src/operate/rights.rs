@@ -50,6 +50,7 @@ const WHAT_RETENTION_NEEDS: &str = "
 const WHAT_METRICS_NEED: &str = "
     execute function postroom.note_sizes()
     select table postroom.sizes
+    select table postroom.operation_watch
     select table postroom.inbox
     select table postroom.inbox_fillers
     select columns(consumer) postroom.dead_consume

@@ -31,8 +31,8 @@ use crate::metrics::{CONTENT_TYPE, Metrics};
 use tokens::{Admitted, Guard};
 
 /// More connections wait until one of these ends.
-const CONNECTIONS_MAX: usize = 64;
-const HEADERS_WITHIN: Duration = Duration::from_secs(10);
+const CONNECTIONS_MAX: usize = 256;
+const HEADERS_WITHIN: Duration = Duration::from_secs(5);
 const HEADER_BYTES_MAX: usize = 16 << 10;
 /// A connection that is open for longer is closed after its answer; clients open another one.
 const CONNECTION_LASTS: Duration = Duration::from_secs(600);

@@ -24,8 +24,10 @@ pub(crate) fn status(connection: &Connection) -> Result<StoreStatus, StoreError>
                 (select count(*) from postroom_dead_letters d where d.route = r.name),
                 coalesce(l.owner is not null and l.expires_ms > {NOW}, 0),
                 (select ({NOW} - min(p.occurred_ms)) / 1000.0 from postroom_parked p
-                  where p.route = r.name and p.state <> 'scheduled'),
-                (select count(*) from postroom_parked p where p.route = r.name and p.state = 'retry'),
+                  where p.route = r.name and p.state <> 'scheduled'
+                    -- What an operation gave out again was sent, or was dead, before.
+                    and not exists (select 1 from postroom_operation_watch w where w.message_id = p.id and w.seq = p.seq)),
+                (select count(*) from postroom_parked p where p.route = r.name and p.state = 'retry' and p.last_error is not null),
                 (select p.last_error from postroom_parked p where p.route = r.name and p.state = 'retry' and p.last_error is not null
                   order by p.due_ms desc limit 1)
            from postroom_routes r join postroom_lanes l on l.route = r.name order by r.name"

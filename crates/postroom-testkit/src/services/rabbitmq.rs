@@ -256,9 +256,11 @@ impl RabbitServer {
         let mut process = ServerProcess::spawn(command, Signal::Kill, &self.dir)?;
 
         let port = self.port;
+        // It opens its listeners one after the other.
+        let tls_port = self.tls.as_ref().map(|tls| tls.port);
         let answered = wait::until(ANSWERS_WITHIN, || match process.exit_status()? {
             Some(status) => Ok(Some(Err(status))),
-            None => Ok(speaks_amqp(port).then_some(Ok(()))),
+            None => Ok((speaks_amqp(port) && tls_port.is_none_or(listens)).then_some(Ok(()))),
         })?;
         match answered {
             Some(Ok(())) => {
@@ -394,6 +396,10 @@ fn write_secret(file: &Path) -> io::Result<()> {
 }
 
 /// Whether the node greets us. Its listener opens last, after the queues have been recovered.
+fn listens(port: u16) -> bool {
+    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
+}
+
 fn speaks_amqp(port: u16) -> bool {
     const HEADER: &[u8] = b"AMQP\x00\x00\x09\x01";
     const METHOD_FRAME: u8 = 1;

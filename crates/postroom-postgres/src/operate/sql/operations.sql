@@ -2,7 +2,7 @@
 select o.id, o.kind, o.side, o.route, o.filter::text, o.state, o.note, o.canary::bigint, o.goes_on, o.rate::bigint, o.place, o.new_ids, o.skipped,
        o.released, t.outcomes::text, w.pending, o.read_all,
        extract(epoch from clock_timestamp() - o.created_at)::float8,
-       extract(epoch from coalesce(o.ended_at, clock_timestamp()) - o.created_at)::float8, o.actor, o.reason
+       extract(epoch from coalesce(o.ended_at, clock_timestamp()) - o.created_at)::float8, o.actor, o.reason, o.planned
   from postroom.operations o
  cross join lateral (
      select coalesce(json_object_agg(t.outcome, t.messages), '{}') as outcomes

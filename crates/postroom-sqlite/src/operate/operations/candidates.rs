@@ -27,7 +27,7 @@ pub(crate) fn survey(
         let sql = "select i.consumer, count(*) from postroom_inbox i
                     where i.consumer in (select distinct consumer from postroom_inbox) and i.message_id in (select value from json_each(?1))
                     group by i.consumer";
-        if !ids.is_empty() {
+        if !ids.is_empty() && operation.kind == OperationKind::Replay {
             let mut statement = connection.prepare(sql)?;
             let mut rows = statement.query([serde_json::json!(ids).to_string()])?;
             while let Some(row) = rows.next()? {

@@ -89,7 +89,7 @@ pub(crate) fn begin(
     deed: &Deed,
 ) -> Result<(), StoreError> {
     const WHAT: &str = "begin the operation; nothing was changed";
-    let NewOperation { kind, side, route, filter, canary, goes_on, rate, place, new_ids } = operation;
+    let NewOperation { kind, side, route, filter, planned, canary, goes_on, rate, place, new_ids } = operation;
     if *place == ReplayPlace::Behind {
         let source = "SQLite has no place behind what waits: leave out --behind".into();
         return Err(StoreError::Refused { what: WHAT, source });
@@ -99,8 +99,8 @@ pub(crate) fn begin(
         let upto = upto(&tx, operation)?;
         let sql = format!(
             "insert into postroom_operations (id, kind, side, route, filter, upto_seq, canary, goes_on, rate, place, new_ids, actor, reason,
-                                              created_ms, stepped_ms)
-             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, {NOW}, {NOW})"
+                                              planned, created_ms, stepped_ms)
+             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, {NOW}, {NOW})"
         );
         tx.execute(
             &sql,
@@ -117,7 +117,8 @@ pub(crate) fn begin(
                 place.as_str(),
                 new_ids,
                 deed.actor,
-                deed.reason
+                deed.reason,
+                planned.map(|planned| i64::try_from(planned).unwrap_or(i64::MAX))
             ],
         )?;
         let about =
@@ -138,7 +139,7 @@ pub(crate) fn operations(
         "select o.id, o.kind, o.side, o.route, o.filter, o.state, o.note, o.canary, o.goes_on, o.rate, o.place, o.new_ids, o.skipped,
                 o.released, (select json_group_object(t.outcome, t.messages) from postroom_operation_tallies t where t.operation = o.id),
                 (select count(*) from postroom_operation_watch w where w.operation = o.id), o.read_all,
-                ({NOW} - o.created_ms) / 1000.0, (coalesce(o.ended_ms, {NOW}) - o.created_ms) / 1000.0, o.actor, o.reason
+                ({NOW} - o.created_ms) / 1000.0, (coalesce(o.ended_ms, {NOW}) - o.created_ms) / 1000.0, o.actor, o.reason, o.planned
            from postroom_operations o where ?1 is null or o.id = ?1 order by o.created_ms desc, o.id limit ?2"
     );
     connection
@@ -176,7 +177,9 @@ fn operation(row: &Row<'_>) -> Result<ShownOperation, rusqlite::Error> {
         rate: row.get(9)?,
         place: word(row, 10, ReplayPlace::of)?,
         new_ids: row.get(11)?,
+        planned: row.get(21)?,
         matched: 0,
+        gone: 0,
         left_alone: row.get(12)?,
         given_out: row.get(13)?,
         done,
@@ -202,21 +205,29 @@ pub(crate) fn effects(connection: &Connection, id: OperationId) -> Result<Vec<Op
                      join postroom_audit a on a.at_ms >= o.created_ms and a.filter ->> 'operation' = o.id
                       and a.action in ('replay', 'dead.retry', 'inbox.retry')
                      join json_each(a.message_ids) g where o.id = ?1),
-               -- The inbox knows messages that wait or are dead as well; a dead letter of a consumer was there without an effect.
-               handled as materialized (
-                   select i.consumer, g.handled_now or i.processed_ms >= g.created_ms as now
-                     from given g join postroom_inbox i on i.message_id = g.id
-                                   and i.consumer in (select distinct consumer from postroom_inbox)
-                    where not exists (select 1 from postroom_dead_consume d where d.consumer = i.consumer and d.id = g.id)
-                      and not exists (select 1 from postroom_inbox_messages m where m.consumer = i.consumer and m.id = g.id))
-               select c.consumer,
-                      (select count(*) from handled h where h.consumer = c.consumer and h.now),
-                      (select count(*) from handled h where h.consumer = c.consumer and not h.now),
-                      (select count(*) from given)
-                 from (select distinct consumer from postroom_inbox) c order by 1";
+               found as materialized (
+                   select c.consumer,
+                          case when exists (select 1 from postroom_inbox_messages m where m.consumer = c.consumer and m.id = g.id) then 'waiting'
+                               when exists (select 1 from postroom_dead_consume d where d.consumer = c.consumer and d.id = g.id) then 'dead'
+                               when i.message_id is null then 'missing'
+                               -- A dead letter of a consumer was in the inbox before: without an effect.
+                               when g.handled_now or i.processed_ms >= g.created_ms then 'effect'
+                               else 'suppressed' end as state
+                     from (select consumer from postroom_inbox union select consumer from postroom_inbox_messages) c
+                    cross join given g
+                     left join postroom_inbox i on i.consumer = c.consumer and i.message_id = g.id)
+               select consumer, sum(state = 'effect'), sum(state = 'suppressed'), sum(state = 'waiting'), sum(state = 'dead'),
+                      sum(state = 'missing')
+                 from found group by consumer order by consumer";
     let read = |row: &Row<'_>| {
-        let (effects, suppressed, given): (i64, i64, i64) = (row.get(1)?, row.get(2)?, row.get(3)?);
-        Ok(OperationEffects { consumer: text(row, 0)?, effects, suppressed, missing: given - effects - suppressed })
+        Ok(OperationEffects {
+            consumer: text(row, 0)?,
+            effects: row.get(1)?,
+            suppressed: row.get(2)?,
+            waiting: row.get(3)?,
+            dead: row.get(4)?,
+            missing: row.get(5)?,
+        })
     };
     connection
         .prepare(sql)

@@ -97,7 +97,10 @@ fn due(connection: &mut Connection) -> Result<Vec<Due>, rusqlite::Error> {
     let sql = format!(
         "select id, kind, side, route, filter, upto_seq, cursor_seq, new_ids, actor, reason, state, canary, canary_done, goes_on, rate,
                 released, read_all, {NOW} - stepped_ms, created_ms
-           from postroom_operations where ended_ms is null order by created_ms limit 20"
+           from postroom_operations o
+          where ended_ms is null
+            and (state in ('running', 'cancelled') or exists (select 1 from postroom_operation_watch w where w.operation = o.id))
+          order by state = 'running' desc, created_ms limit 200"
     );
     let open: Vec<(Due, Standing)> = tx.prepare(&sql)?.query_map([], read)?.collect::<Result<_, _>>()?;
     let mut going_on = Vec::new();
@@ -130,19 +133,14 @@ fn tally(tx: &Transaction<'_>, due: &Due) -> Result<(), rusqlite::Error> {
         Side::Out => "select 1 from postroom_parked p where p.route = ?2 and p.seq = w.seq",
         Side::In => "select 1 from postroom_inbox_messages m where m.consumer = ?2 and m.id = w.message_id",
     };
+    // What is gone from where it waited was published, or handled, unless it died or its route was forgotten.
     let outcome = match due.side {
-        // What is gone without a trace was published, unless an operator removed it.
         Side::Out => {
-            "coalesce((select d.cause from postroom_dead_letters d where d.route = ?2 and d.seq = w.seq),
-                      case when exists (select 1 from postroom_audit a join json_each(a.message_ids) g
-                                         where a.at_ms >= (select created_ms from postroom_operations where id = ?1)
-                                           and a.action in ('dead.discard', 'dead.expire', 'key.skip', 'route.forget')
-                                           and g.value = w.message_id) then 'removed' else 'done' end)"
+            "coalesce(w.cause, case when exists (select 1 from postroom_routes r where r.name = ?2) then 'done' else 'removed' end)"
         }
         Side::In => {
-            "coalesce((select d.cause from postroom_dead_consume d where d.consumer = ?2 and d.id = w.message_id),
-                      case when exists (select 1 from postroom_inbox i where i.consumer = ?2 and i.message_id = w.message_id)
-                           then 'done' else 'removed' end)"
+            "coalesce(w.cause, case when exists (select 1 from postroom_inbox i where i.consumer = ?2 and i.message_id = w.message_id)
+                                    then 'done' else 'removed' end)"
         }
     };
     let sql = format!(
@@ -174,10 +172,18 @@ fn moved_on(tx: &Transaction<'_>, due: &Due, standing: &Standing) -> Result<Opti
         tx.query_row("select count(*) from postroom_operation_watch where operation = ?1", [&due.id], |row| {
             row.get(0)
         })?;
-    if standing.state == OperationState::Cancelled || standing.read_all {
+    let gone = due.side == Side::Out
+        && !tx.query_row("select exists (select 1 from postroom_routes where name = ?1)", [&due.route], |row| {
+            row.get(0)
+        })?;
+    if gone && standing.state != OperationState::Cancelled {
+        let sql = "update postroom_operations set state = 'cancelled', note = 'the route is gone' where id = ?1";
+        tx.execute(sql, [&due.id])?;
+    }
+    if gone || standing.state == OperationState::Cancelled || standing.read_all {
         if pending == 0 {
             let sql = format!(
-                "update postroom_operations set state = case state when 'cancelled' then state else 'done' end, note = null, ended_ms = {NOW}
+                "update postroom_operations set state = case state when 'cancelled' then state else 'done' end, ended_ms = {NOW}
                   where id = ?1"
             );
             tx.execute(&sql, [&due.id])?;
@@ -188,7 +194,7 @@ fn moved_on(tx: &Transaction<'_>, due: &Due, standing: &Standing) -> Result<Opti
         return Ok(None);
     }
     let mut may = GIVEN_MAX;
-    if let (Some(canary), false) = (standing.canary, standing.canary_done || due.kind == OperationKind::Discard) {
+    if let (Some(canary), false) = (standing.canary, standing.canary_done) {
         may = canary - standing.released;
         if may <= 0 {
             if pending == 0 {
@@ -280,16 +286,22 @@ fn replay(tx: &Transaction<'_>, due: &Due, candidate: &Candidate) -> Result<Opti
     let key = whole_key(tx, sql, &due.route, seq)?;
     let id = if due.new_ids { MessageId::new().to_string() } else { candidate.headline.id.clone() };
     let rest = COPIED.strip_prefix("id, ").unwrap_or(COPIED);
+    // Text, so that nothing of what was written changes.
+    let headers = "case when not ?5 then headers
+                        when headers is null or replace(replace(trim(headers), ' ', ''), char(10), '') = '{}'
+                        then json_object('postroom-replay-of', id)
+                        else '{\"postroom-replay-of\":\"' || id || '\",' || substr(ltrim(headers, ' ' || char(9, 10, 13)), 2) end";
+    let copied = rest.replace("headers", headers);
     // Looked at again: it was ready before this transaction began.
     let sql = format!(
         "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, id, {rest})
-         select ?1, seq, 0, ?3, case when ?3 is null then 'retry' else 'queued' end, 0, {NOW}, ?4, {rest}
+         select ?1, seq, 0, ?3, case when ?3 is null then 'retry' else 'queued' end, 0, {NOW}, ?4, {copied}
            from postroom_outbox o
           where o.seq = ?2 and o.seq <= coalesce((select l.position_seq from postroom_lanes l where l.route = ?1), 0)
             and not exists (select 1 from postroom_dead_letters d where d.route = ?1 and d.seq = o.seq)
              on conflict (route, seq) do nothing"
     );
-    if tx.execute(&sql, params![due.route, seq, key, id])? == 0 {
+    if tx.execute(&sql, params![due.route, seq, key, id, due.new_ids])? == 0 {
         return Ok(None);
     }
     if let Some(key) = key {

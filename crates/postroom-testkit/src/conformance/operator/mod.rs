@@ -61,9 +61,11 @@ macro_rules! operator_conforms {
             what_blocks_a_key_or_is_too_young_does_not_expire
             sizes_are_known_and_noted_once_an_hour
             what_was_sent_is_replayed_in_order_with_its_id_and_nothing_else_is
+            what_is_replayed_behind_waits_for_what_waits
             a_canary_goes_first_and_the_rest_waits
             a_paused_operation_gives_out_nothing_until_it_is_resumed
             dead_letters_are_grouped_and_acted_on_by_group
+            a_report_is_true_whatever_others_do_meanwhile
         );
     };
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use postroom::{
-    Grouping, NewOperation, OperationFilter, OperationId, OperationKind, OperationState, Outcome, ReplayPlace,
-    ShownOperation, Side, Source, Steer, Survey,
+    DeadDeed, DeadFilter, Grouping, NewOperation, OperationFilter, OperationId, OperationKind, OperationState, Outcome,
+    ReplayPlace, ShownOperation, Side, Source, Steer, Survey,
 };
 
-use super::super::source::{claim_all, dead, drain, holding, ids, ids_of, message, settle};
+use super::super::source::{claim_all, dead, drain, holding, ids, ids_of, message, retry, settle};
 use super::{Operated, deed, written};
 
 fn replay(filter: OperationFilter) -> NewOperation {
@@ -16,6 +16,7 @@ fn replay(filter: OperationFilter) -> NewOperation {
         side: Side::Out,
         route: "orders".to_owned(),
         filter,
+        planned: None,
         canary: None,
         goes_on: false,
         rate: None,
@@ -79,7 +80,7 @@ pub async fn what_was_sent_is_replayed_in_order_with_its_id_and_nothing_else_is<
 
     let operation = replay(OperationFilter { topic: Some("orders".to_owned()), ..OperationFilter::default() });
     let survey = surveyed(&store, &operation).await;
-    assert_eq!((survey.matching, survey.not_ready, survey.samples.len()), (6, 2, 5), "{survey:?}");
+    assert_eq!((survey.matching, survey.not_ready, survey.samples.len()), (6, 2, 4), "{survey:?}");
     let id = begun(&store, &operation).await;
     // What comes later is not meant.
     let later = message("b");
@@ -115,6 +116,46 @@ pub async fn what_was_sent_is_replayed_in_order_with_its_id_and_nothing_else_is<
     assert!(out.len() == 1 && out[0] != finished[1].id, "no inbox recognises it");
     stepped(&store).await;
     assert_eq!(shown(&store, again).await.done, 1);
+}
+
+/// A replay that goes behind leaves the place of what waits in its key, and does not confuse a store about how far it has come.
+pub async fn what_is_replayed_behind_waits_for_what_waits<F: Operated>(store: F) {
+    let source = holding(&store, "relay").await;
+    let first = [message("a"), message("a")];
+    store.commit(&first).await;
+    drain(&source).await;
+    written(&source).await;
+    let waiting = [message("a"), message("a")];
+    store.commit(&waiting).await;
+    let out = claim_all(&source).await;
+    settle(&source, [(out[0].token, retry(1)), (out[1].token, Outcome::Queue)]).await;
+    written(&source).await;
+    let behind = NewOperation {
+        place: ReplayPlace::Behind,
+        ..replay(OperationFilter { ids: ids_of(&first), ..OperationFilter::default() })
+    };
+    let id = OperationId::new();
+    if store.operator().begin_operation(id, &behind, &deed()).await.is_err() {
+        // A store may refuse this, in words.
+        return;
+    }
+    assert_eq!(stepped(&store).await, 2);
+    let expected: Vec<_> = ids_of(&waiting).into_iter().chain(ids_of(&first)).collect();
+    assert_eq!(sent(&store, &source).await, expected, "I4");
+    stepped(&store).await;
+    assert_eq!(shown(&store, id).await.done, 2);
+    // One that dies there stays dead, and what is written later has its place.
+    begun(&store, &behind).await;
+    stepped(&store).await;
+    store.make_due().await;
+    let out = claim_all(&source).await;
+    settle(&source, out.iter().map(|delivery| (delivery.token, dead(false)))).await;
+    written(&source).await;
+    source.release().await.expect("release");
+    let source = holding(&store, "another").await;
+    let later = [message("a"), message("a")];
+    store.commit(&later).await;
+    assert_eq!(sent(&store, &source).await, ids_of(&later));
 }
 
 /// A canary goes first, and what follows waits for a word, or for the canary to survive.
@@ -237,8 +278,13 @@ pub async fn dead_letters_are_grouped_and_acted_on_by_group<F: Operated>(store: 
     let mut expected = ids_of(&messages[..8]);
     expected.sort_unstable();
     assert_eq!(out, expected);
-    let discarded = begun(&store, &of_group(OperationKind::Discard, no_stock)).await;
-    assert_eq!(stepped(&store).await, 4);
+    // A canary holds back what is deleted too.
+    let discard = NewOperation { canary: Some(1), ..of_group(OperationKind::Discard, no_stock) };
+    let discarded = begun(&store, &discard).await;
+    assert_eq!(stepped(&store).await, 1);
+    assert_eq!(shown(&store, discarded).await.state, OperationState::Waiting);
+    assert!(operator.steer_operation(discarded, Steer::Resume, &deed()).await.expect("resume"));
+    assert_eq!(stepped(&store).await, 3);
     stepped(&store).await;
     for (id, messages) in [(retried, 8), (discarded, 4)] {
         let report = shown(&store, id).await;
@@ -246,8 +292,55 @@ pub async fn dead_letters_are_grouped_and_acted_on_by_group<F: Operated>(store: 
     }
     assert!(operator.dead_headlines(Side::Out, None, 5).await.expect("headlines").is_empty());
     let actions: Vec<(String, usize)> = store.audit().await.into_iter().map(|row| (row.1, row.3)).collect();
-    let expected =
-        [("dead.note", 0), ("operation.begin", 0), ("dead.retry", 8), ("operation.begin", 0), ("dead.discard", 4)];
+    let expected = [
+        ("dead.note", 0),
+        ("operation.begin", 0),
+        ("dead.retry", 8),
+        ("operation.begin", 0),
+        ("dead.discard", 1),
+        ("operation.resume", 0),
+        ("dead.discard", 3),
+    ];
     assert_eq!(actions, expected.map(|(action, ids)| (action.to_owned(), ids)));
     assert!(ids(&claim_all(&source).await).is_empty());
+}
+
+/// The report says what became of each message, whatever others do meanwhile: one that died and was discarded failed, and what was gone
+/// before its turn is told. One whose route is gone ends, and paused ones keep nobody waiting.
+pub async fn a_report_is_true_whatever_others_do_meanwhile<F: Operated>(store: F) {
+    let source = holding(&store, "relay").await;
+    let messages = [message("a"), message("b"), message("c")];
+    store.commit(&messages).await;
+    drain(&source).await;
+    written(&source).await;
+    let operator = store.operator();
+    for _ in 0..25 {
+        let paused = begun(&store, &replay(OperationFilter::default())).await;
+        assert!(operator.steer_operation(paused, Steer::Pause, &deed()).await.expect("pause"));
+    }
+    let planned = NewOperation { planned: Some(5), ..replay(OperationFilter::default()) };
+    let id = begun(&store, &planned).await;
+    assert_eq!(stepped(&store).await, 3, "paused ones take nobody's turn");
+    store.make_due().await;
+    let out = claim_all(&source).await;
+    let doomed = messages[1].id;
+    let outcome = |id| if id == doomed { dead(false) } else { Outcome::Done };
+    settle(&source, out.iter().map(|delivery| (delivery.token, outcome(delivery.message.id)))).await;
+    written(&source).await;
+    let all = DeadFilter::default();
+    let gone =
+        operator.act_on_dead(DeadDeed::Discard, Side::Out, &all, 10, &deed(), &mut |_| ()).await.expect("discard");
+    assert_eq!(gone.len(), 1);
+    stepped(&store).await;
+    let report = shown(&store, id).await;
+    assert_eq!((report.state, report.done, report.removed), (OperationState::Done, 2, 0), "{report:?}");
+    assert_eq!((report.failed.get("exhausted"), report.gone, report.coverage), (Some(&1), 2, Some(0.4)), "{report:?}");
+
+    let late = begun(&store, &replay(OperationFilter::default())).await;
+    source.release().await.expect("release");
+    operator.forget_route("orders", true, &deed()).await.expect("forget");
+    stepped(&store).await;
+    let ended = shown(&store, late).await;
+    assert_eq!((ended.state, ended.given_out), (OperationState::Cancelled, 0), "{ended:?}");
+    assert!(ended.note.is_some_and(|note| note.contains("route is gone")));
 }
