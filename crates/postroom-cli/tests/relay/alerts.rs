@@ -114,7 +114,8 @@ async fn an_alert_fires_when_the_broker_goes_and_resolves_when_it_is_back() {
         told["data"]["result"].as_array().is_some_and(|result| !result.is_empty())
     };
     rig.until("Prometheus has read it", async || answers("outbox_queue_lag_seconds").await).await;
-    assert_eq!(firing().await, Vec::<String>::new(), "nothing is wrong");
+    // Without the time that they usually wait, some fire until the relay has looked at its store.
+    rig.until("nothing is wrong", async || firing().await.is_empty()).await;
 
     link.set(Link::BlackHole);
     link.reset();
