@@ -86,9 +86,9 @@ struct FilterArgs {
     /// Only messages that became dead letters at least this long ago
     #[arg(long, value_parser = duration)]
     older_than: Option<Duration>,
-    /// Maximum number of dead letters
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(i64).range(1..=100_000), value_name = "N")]
-    limit: i64,
+    /// Maximum number of dead letters; 1000 unless given
+    #[arg(long, value_parser = clap::value_parser!(i64).range(1..=100_000), value_name = "N")]
+    limit: Option<i64>,
 }
 
 #[derive(Debug, Args)]
@@ -120,7 +120,7 @@ struct ActArgs {
     #[command(flatten)]
     filter: FilterArgs,
     /// Only dead letters of this group, as `dead groups` names it; carried out as an operation
-    #[arg(long, value_name = "GROUP", conflicts_with_all = ["newer_than", "older_than", "limit"])]
+    #[arg(long, value_name = "GROUP")]
     group: Option<String>,
     #[command(flatten)]
     pace: PaceArgs,
@@ -135,6 +135,10 @@ struct ActArgs {
 }
 
 impl FilterArgs {
+    fn limit(&self) -> i64 {
+        self.limit.unwrap_or(1000)
+    }
+
     fn filter(&self) -> DeadFilter {
         DeadFilter {
             route: self.route.clone(),
@@ -158,12 +162,13 @@ pub async fn dead(args: DeadArgs, json: bool) -> Result<(), Failure> {
         Verb::List(args) => {
             let (side, filter) = (args.filter.side.into(), args.filter.filter());
             let store = args.store.open()?;
-            let letters = store.dead_letters(side, &filter, args.filter.limit).await?;
+            let limit = args.filter.limit();
+            let letters = store.dead_letters(side, &filter, limit).await?;
             if letters.is_empty() && side == Side::Out {
                 known_route(store.as_ref(), filter.route.as_deref()).await?;
             }
             print(&letters, side, json, "no dead letters");
-            tell_cut(letters.len(), args.filter.limit);
+            tell_cut(letters.len(), limit);
         }
         Verb::Show(args) => show(args, json).await?,
         Verb::Retry(args) => act(args, json, DeadDeed::Retry).await?,
@@ -200,6 +205,11 @@ async fn act(args: ActArgs, json: bool, what: DeadDeed) -> Result<(), Failure> {
     let PaceArgs { canary, rate, wait, .. } = &args.pace;
     if args.group.is_some() || canary.is_some() || rate.is_some() || *wait {
         let ActArgs { store, filter, group, pace, all, dry_run, deed } = args;
+        if filter.limit.is_some() {
+            let text = "an operation is about everything that matches, so --limit does not go with --group, --canary, --rate or \
+                        --wait; --canary begins with so many";
+            return Err(Failure::new(exit::USAGE, text));
+        }
         let side = Side::from(filter.side);
         return dead_groups::act(what, side, filter.filter(), group, &pace, all, dry_run, &deed, &store, json).await;
     }
@@ -207,7 +217,7 @@ async fn act(args: ActArgs, json: bool, what: DeadDeed) -> Result<(), Failure> {
         let text = format!("without a filter, `dead {what}` requires --all; --dry-run shows which ones match");
         return Err(Failure::new(exit::USAGE, text));
     }
-    let (side, limit) = (args.filter.side.into(), args.filter.limit);
+    let (side, limit) = (args.filter.side.into(), args.filter.limit());
     if args.dry_run {
         let letters = args.store.open()?.dead_letters(side, &filter, limit).await?;
         print(&letters, side, json, "No matching dead letters; nothing would change.");

@@ -1,5 +1,7 @@
 //! `postroom dead groups` and `note`, and dead letters that are acted on as an operation.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use clap::Args;
 use postroom::{
     DeadDeed, DeadFilter, DeadGroup, Grouping, NewOperation, OperationFilter, OperationKind, ReplayPlace, Side, Store,
@@ -144,6 +146,14 @@ pub async fn note(args: NoteArgs, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
+/// So long before now, in milliseconds since 1970.
+fn ago(now: SystemTime, age: Option<Duration>) -> Result<Option<i64>, Failure> {
+    let Some(age) = age else { return Ok(None) };
+    let since_1970 = now.checked_sub(age).and_then(|then| then.duration_since(UNIX_EPOCH).ok());
+    let ms = since_1970.and_then(|since| i64::try_from(since.as_millis()).ok());
+    ms.map(Some).ok_or_else(|| Failure::new(exit::USAGE, "the age reaches back to before 1970"))
+}
+
 /// Retries or discards dead letters step by step.
 #[allow(clippy::too_many_arguments, reason = "they are the arguments of the command, each with a name of its own")]
 pub async fn act(
@@ -158,22 +168,33 @@ pub async fn act(
     store: &StoreArgs,
     json: bool,
 ) -> Result<(), Failure> {
-    let route = filter.route.clone();
-    let filter = OperationFilter {
-        ids: filter.id.into_iter().collect(),
-        topic: filter.topic,
-        kind: filter.kind,
-        tenant_id: filter.tenant_id,
-        aggregate_id: filter.aggregate_id,
-        error: filter.error,
-        group,
-        ..OperationFilter::default()
-    };
-    if filter.is_everything() && route.is_none() && !all {
+    if filter.is_everything() && group.is_none() && !all {
         let text = format!("without a filter, `dead {what}` requires --all; --dry-run shows which ones match");
         return Err(Failure::new(exit::USAGE, text));
     }
     let store = store.open()?;
+    // Every condition is named: one that is left out would make the operation about more than was asked for.
+    let DeadFilter { route, id, topic, kind, tenant_id, aggregate_id, error, newer_than, older_than } = filter;
+    let (since_ms, until_ms) = match (newer_than, older_than) {
+        (None, None) => (None, None),
+        // By the clock that says when they died.
+        _ => {
+            let now = store.vitals().await?.now;
+            (ago(now, newer_than)?, ago(now, older_than)?)
+        }
+    };
+    let filter = OperationFilter {
+        ids: id.into_iter().collect(),
+        since_ms,
+        until_ms,
+        topic,
+        kind,
+        key: None,
+        tenant_id,
+        aggregate_id,
+        error,
+        group,
+    };
     let route = match (route, &filter.group) {
         (Some(route), _) => route,
         (None, Some(name)) => {

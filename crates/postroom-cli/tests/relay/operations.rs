@@ -13,7 +13,7 @@ use tokio_postgres::Transaction;
 use crate::commands::{json, postroom};
 use crate::rig::{CountsEffects, Rig, assert_clean};
 
-/// A consumer with a bug that a release mends.
+/// A consumer with a bug, until its fix is deployed.
 struct Buggy(Arc<AtomicBool>);
 
 #[async_trait]

@@ -550,3 +550,57 @@ async fn a_deed_on_many_dead_letters_prints_a_summary_and_a_reader_that_goes_awa
     assert!(said.lines().count() < 30, "{said}");
     assert!(text(&done.stderr).contains("that was the limit of 4,000"), "{}", text(&done.stderr));
 }
+
+/// A condition that an operation did not know would make it delete more than was asked for.
+#[tokio::test]
+async fn an_operation_on_dead_letters_keeps_to_every_condition() {
+    let database = Database::create().await;
+    assert_eq!(postroom(&["migrate", "--store", database.url()]).status.code(), Some(0));
+    let client = database.connect().await;
+    // One a day, the oldest 20 days old; of two tenants.
+    let rows = "insert into postroom.dead_letters (route, seq, lane, attempts, cause, error, id, topic, type, payload, content_type, occurred_at,
+                                                   died_at, tenant_id, aggregate_id)
+                select 'orders', n, 0, 8, 'exhausted', 'no route ' || n, gen_random_uuid(), 'topic-' || n % 4, 'type-' || n % 5, 'x', 'text/plain',
+                       now(), now() - (21 - n) * interval '1 day', 'tenant-' || n % 2, 'a-' || n
+                  from generate_series(1, 20) n";
+    client.batch_execute(rows).await.unwrap();
+    let looked = |conditions: &[&str], paced: &[&str]| {
+        let always = ["--json", "dead", "discard", "--route", "orders", "--dry-run", "--store", database.url()];
+        let output = postroom(&[&always, conditions, paced].concat());
+        assert_eq!(output.status.code(), Some(0), "{conditions:?}: {output:?}");
+        json(&output)
+    };
+    let conditions: [(&[&str], u64); 9] = [
+        (&[], 20),
+        (&["--older-than", "252h"], 10),
+        (&["--newer-than", "60h"], 2),
+        (&["--older-than", "60h", "--newer-than", "252h"], 8),
+        (&["--topic", "topic-3"], 5),
+        (&["--type", "type-2"], 4),
+        (&["--tenant", "tenant-1"], 10),
+        (&["--aggregate", "a-7"], 1),
+        (&["--error", "no route 1"], 11),
+    ];
+    for (conditions, matching) in conditions {
+        let at_once = looked(conditions, &[]);
+        assert_eq!(
+            at_once["dead_letters"].as_array().map(|found| found.len() as u64),
+            Some(matching),
+            "{conditions:?}"
+        );
+        for paced in [&["--canary", "1"][..], &["--rate", "5"], &["--wait"]] {
+            let preview = looked(conditions, paced);
+            assert_eq!(preview["preview"]["matching"], matching, "{conditions:?} {paced:?}: {preview}");
+        }
+    }
+    let id: String =
+        client.query_one("select id::text from postroom.dead_letters where seq = 3", &[]).await.unwrap().get(0);
+    assert_eq!(looked(&["--id", &id], &["--canary", "1"])["preview"]["matching"], 1);
+    let limited =
+        ["dead", "discard", "--all", "--route", "orders", "--limit", "5", "--canary", "1", "--store", database.url()];
+    let refused = postroom(&limited);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("--limit does not go with"), "{}", text(&refused.stderr));
+    let left: i64 = client.query_one("select count(*) from postroom.dead_letters", &[]).await.unwrap().get(0);
+    assert_eq!(left, 20, "nothing was changed");
+}

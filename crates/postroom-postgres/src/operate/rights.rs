@@ -51,6 +51,7 @@ const WHAT_METRICS_NEED: &str = "
     execute function postroom.note_sizes()
     select table postroom.sizes
     select table postroom.operation_watch
+    select columns(id,kind) postroom.operations
     select table postroom.inbox
     select table postroom.inbox_fillers
     select columns(consumer) postroom.dead_consume

@@ -25,8 +25,10 @@ pub(crate) fn status(connection: &Connection) -> Result<StoreStatus, StoreError>
                 coalesce(l.owner is not null and l.expires_ms > {NOW}, 0),
                 (select ({NOW} - min(p.occurred_ms)) / 1000.0 from postroom_parked p
                   where p.route = r.name and p.state <> 'scheduled'
-                    -- What an operation gave out again was sent, or was dead, before.
-                    and not exists (select 1 from postroom_operation_watch w where w.message_id = p.id and w.seq = p.seq)),
+                    -- What is replayed was sent before.
+                    and not exists (select 1 from postroom_operation_watch w
+                                      join postroom_operations a on a.id = w.operation and a.kind = 'replay'
+                                     where w.message_id = p.id and w.seq = p.seq)),
                 (select count(*) from postroom_parked p where p.route = r.name and p.state = 'retry' and p.last_error is not null),
                 (select p.last_error from postroom_parked p where p.route = r.name and p.state = 'retry' and p.last_error is not null
                   order by p.due_ms desc limit 1)

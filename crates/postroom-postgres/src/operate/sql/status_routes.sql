@@ -40,13 +40,14 @@ select r.name, b.backlog, b.cut, extract(epoch from clock_timestamp() - least(b.
  cross join lateral (
      select count(*) as parked from (select from postroom.parked p where p.route = r.name limit s.route) p) p
  cross join lateral (
-     -- Without what an operation gave out again: that was sent, or was dead, before.
+     -- Without what is replayed: that was sent before.
      select min(p.occurred_at) as since
        from ((select p.occurred_at, p.state, p.seq, p.id from postroom.parked p where p.route = r.name order by p.seq limit 1000)
              union all
              (select p.occurred_at, p.state, p.seq, p.id from postroom.parked p where p.route = r.name and p.state <> 'scheduled' limit 1000)) p
       where p.state <> 'scheduled'
-        and not exists (select from postroom.operation_watch w where w.message_id = p.id and w.seq = p.seq)) w
+        and not exists (select from postroom.operation_watch w join postroom.operations o on o.id = w.operation and o.kind = 'replay'
+                         where w.message_id = p.id and w.seq = p.seq)) w
  cross join lateral (
      select count(*) as looked, count(*) filter (where p.state = 'scheduled') as scheduled,
             count(*) filter (where p.state = 'retry' and p.failed) as retrying

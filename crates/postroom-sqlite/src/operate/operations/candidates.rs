@@ -76,15 +76,16 @@ pub(super) fn candidates(
     upto: i64,
 ) -> Result<Candidates, rusqlite::Error> {
     let Scope { kind, side, route, filter } = scope;
-    let (table, of, id, key, at, error, more) = match (kind, side) {
+    let (table, of, id, key, at, cause, error, takes) = match (kind, side) {
         (OperationKind::Replay, _) => (
             "postroom_outbox",
             "?1 is not null",
             "o.id",
             "coalesce(o.key, o.aggregate_id)",
             "o.occurred_ms",
-            "'permanent', ''",
-            format!("and exists (select 1 from postroom_routes r where r.name = ?1 and {TAKES})"),
+            "'permanent'",
+            "''",
+            format!("exists (select 1 from postroom_routes r where r.name = ?1 and {TAKES})"),
         ),
         (_, Side::Out) => (
             "postroom_dead_letters",
@@ -92,8 +93,9 @@ pub(super) fn candidates(
             "o.id",
             "coalesce(o.key, o.aggregate_id)",
             "o.died_ms",
-            "o.cause, substr(o.error, 1, 1000)",
-            "and (?13 is null or instr(o.error, ?13) > 0)".to_owned(),
+            "o.cause",
+            "substr(o.error, 1, 1000)",
+            "true".to_owned(),
         ),
         (_, Side::In) => (
             "postroom_dead_consume",
@@ -101,8 +103,9 @@ pub(super) fn candidates(
             "o.id",
             "o.ordering_key",
             "o.died_ms",
-            "o.cause, substr(o.error, 1, 1000)",
-            "and (?13 is null or instr(o.error, ?13) > 0)".to_owned(),
+            "o.cause",
+            "substr(o.error, 1, 1000)",
+            "true".to_owned(),
         ),
     };
     let ready = if *kind == OperationKind::Replay {
@@ -120,53 +123,33 @@ pub(super) fn candidates(
     )?;
     let to_seq = if rows < ROWS { upto } else { last.unwrap_or(upto) };
     let sql = format!(
-        "select o.seq, {id}, o.type, o.topic, {key}, {at}, {error}, ({NOW} - {at}) / 1000.0, {ready}
+        "select o.seq, {id}, o.type, o.topic, {key}, {at}, {cause}, {error}, ({NOW} - {at}) / 1000.0, {ready}
            from {table} o
           where o.{of_table} and o.seq > ?2 and o.seq <= ?4
             and (?3 is null or {id} in (select value from json_each(?3)))
             and (?5 is null or {at} >= ?5) and (?6 is null or {at} < ?6) and (?7 is null or o.topic = ?7)
             and (?8 is null or o.type = ?8) and (?9 is null or {key} = ?9) and (?10 is null or o.tenant_id = ?10)
-            and (?11 is null or o.aggregate_id = ?11) and ?12 {more}
+            and (?11 is null or o.aggregate_id = ?11) and (?12 is null or instr({error}, ?12) > 0) and {takes}
           order by o.seq",
         of_table = if *kind == OperationKind::Replay { "seq > 0" } else { of },
     );
     let ids = (!filter.ids.is_empty()).then(|| serde_json::json!(filter.ids).to_string());
     let mut statement = connection.prepare(&sql)?;
     let mut found = Vec::new();
-    // The parameters of both kinds of statements; a replay has no error.
-    let always = true;
-    let mut rows = if *kind == OperationKind::Replay {
-        statement.query(params![
-            route,
-            from,
-            ids,
-            to_seq,
-            filter.since_ms,
-            filter.until_ms,
-            filter.topic,
-            filter.kind,
-            filter.key,
-            filter.tenant_id,
-            filter.aggregate_id,
-            always
-        ])?
-    } else {
-        statement.query(params![
-            route,
-            from,
-            ids,
-            to_seq,
-            filter.since_ms,
-            filter.until_ms,
-            filter.topic,
-            filter.kind,
-            filter.key,
-            filter.tenant_id,
-            filter.aggregate_id,
-            always,
-            filter.error
-        ])?
-    };
+    let mut rows = statement.query(params![
+        route,
+        from,
+        ids,
+        to_seq,
+        filter.since_ms,
+        filter.until_ms,
+        filter.topic,
+        filter.kind,
+        filter.key,
+        filter.tenant_id,
+        filter.aggregate_id,
+        filter.error,
+    ])?;
     while let Some(row) = rows.next()? {
         let headline = Headline {
             route: (*route).to_owned(),

@@ -87,6 +87,10 @@ pub async fn what_was_sent_is_replayed_in_order_with_its_id_and_nothing_else_is<
     store.commit(std::slice::from_ref(&later)).await;
     assert_eq!(stepped(&store).await, 4);
     assert_eq!(shown(&store, id).await.pending, 4);
+    // Of what is replayed, nothing is late: it was sent before.
+    let status = store.operator().status().await.expect("status");
+    let unsent = status.routes[0].oldest_unsent_seconds.zip(status.routes[0].oldest_unread_seconds);
+    assert!(unsent.is_some_and(|(unsent, unread)| (unsent - unread).abs() < 0.5), "{status:?}");
     let out = sent(&store, &source).await;
     let of_key = |key: &str| {
         let of = |message: &&postroom::Message| message.key.as_deref() == Some(key);
@@ -271,8 +275,22 @@ pub async fn dead_letters_are_grouped_and_acted_on_by_group<F: Operated>(store: 
     };
     let retry = of_group(OperationKind::Retry, unknown);
     assert_eq!(surveyed(&store, &retry).await.matching, 8);
+    let day = 86_400_000;
+    let died = surveyed(&store, &retry).await.oldest_ms.expect("they died");
+    for (since_ms, until_ms, matching) in [
+        (Some(died - day), None, 8),
+        (Some(died + day), None, 0),
+        (None, Some(died - day), 0),
+        (None, Some(died + day), 8),
+    ] {
+        let filter = OperationFilter { since_ms, until_ms, ..retry.filter.clone() };
+        assert_eq!(surveyed(&store, &NewOperation { filter, ..retry.clone() }).await.matching, matching);
+    }
     let retried = begun(&store, &retry).await;
     assert_eq!(stepped(&store).await, 8);
+    // What died was never sent.
+    let status = operator.status().await.expect("status");
+    assert!(status.routes[0].oldest_unsent_seconds.is_some(), "{status:?}");
     let mut out = sent(&store, &source).await;
     out.sort_unstable();
     let mut expected = ids_of(&messages[..8]);
