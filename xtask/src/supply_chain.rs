@@ -13,12 +13,13 @@ use crate::workspace::Workspace;
 const TOOLS: [(&str, &str); 2] = [("cargo-deny", "0.20.2"), ("cargo-cyclonedx", "0.5.9")];
 
 /// What applications embed, and its features: none, each, all.
-const FEATURES: [(&str, &[&str]); 5] = [
+const FEATURES: [(&str, &[&str]); 6] = [
     ("postroom", &["", "trace", "crash-points", "trace,crash-points"]),
     ("postroom-postgres", &["", "tokio-postgres", "sqlx", "sqlx-08", "sqlx,sqlx-08", "tokio-postgres,sqlx,sqlx-08"]),
     ("postroom-sqlite", &["", "rusqlite", "sqlx", "rusqlite,sqlx"]),
     ("postroom-brokers", &["", "rabbitmq"]),
-    ("postroom-cli", &["", "otlp"]),
+    ("postroom-archive", &["", "s3"]),
+    ("postroom-cli", &["", "otlp", "s3"]),
 ];
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {

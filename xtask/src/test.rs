@@ -11,7 +11,7 @@ use crate::held::Held;
 use crate::services::{Scratch, Services};
 use crate::steps::step;
 use crate::workspace::Workspace;
-use crate::{newest_postgres, packages};
+use crate::{newest_postgres, packages, seaweedfs};
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     let (newest, args) = match args.split_first() {
@@ -45,6 +45,7 @@ fn run_on_newest(workspace: &Workspace, held: &Held, extra: &[String]) -> Result
 }
 
 fn run_on_installed(workspace: &Workspace, held: &Held, extra: &[String]) -> Result<ExitStatus, Failure> {
+    let weed = seaweedfs::ensure(workspace, held)?;
     build_programs(workspace, held)?;
     let scratch = Scratch::create(workspace)?;
     let tested = start_services(workspace, held).and_then(|environment| {
@@ -57,6 +58,7 @@ fn run_on_installed(workspace: &Workspace, held: &Held, extra: &[String]) -> Res
             }
             cargo.args(extra);
             cargo.envs(environment).env("POSTROOM_TEST_DIR", &scratch.0);
+            cargo.env(services::SEAWEEDFS_PROGRAM, &weed);
             cargo.env("POSTROOM_BIN", workspace.built("release", "postroom"));
             cargo.env("POSTROOM_ORDERS_BIN", workspace.built("release", "orders"));
             cargo.env("POSTROOM_CHECKOUT_BIN", workspace.built("release", "checkout"));
@@ -94,7 +96,7 @@ pub(crate) fn build_programs(workspace: &Workspace, held: &Held) -> Result<(), F
             "-p",
             "checkout",
             "--features",
-            "postroom-cli/crash-points,postroom-cli/otlp",
+            "postroom-cli/crash-points,postroom-cli/otlp,postroom-cli/s3",
         ]);
         if held.run(&mut cargo)?.success() { Ok(()) } else { Err(Failure::work("the build failed, see above")) }
     })

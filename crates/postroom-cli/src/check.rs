@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use postroom::{Finding, Needs};
+use postroom_archive::Archive;
 use postroom_brokers::CheckFailed;
 
 use crate::ConfigArgs;
@@ -42,6 +43,22 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
             let failure = Failure::from(error);
             found(part(), Finding::bad(failure.text, "correct the URL, or start the database"));
         }
+    }
+    if let Some(place) = &config.archive {
+        let finding = match Archive::open(place) {
+            Ok(archive) => {
+                answered(async {
+                    let (manifests, _) = archive.manifests().await.map_err(|error| CheckFailed {
+                        problem: Failure::of(exit::FAILURE, &error).text,
+                        advice: "create the folder or bucket, and allow this user to read and write it".to_owned(),
+                    })?;
+                    Ok(format!("it can be read, and has {} segments", manifests.len()))
+                })
+                .await
+            }
+            Err(error) => Finding::bad(Failure::of(exit::FAILURE, &error).text, "create the folder"),
+        };
+        found(format!("archive {place}"), finding);
     }
     for Routed { route, sink } in &config.routes {
         let part = || format!("route {}", route.name);

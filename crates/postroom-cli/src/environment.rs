@@ -22,7 +22,16 @@ pub fn variables() -> Result<Vec<Variable>, String> {
 
 /// The store's URL, if a variable contains it.
 pub fn store_url() -> Result<Option<String>, String> {
-    Ok(variables()?.into_iter().find_map(|(name, value)| (name == "STORE_URL").then_some(value)))
+    one("STORE_URL")
+}
+
+/// The archive's URL, if a variable contains it.
+pub fn archive_url() -> Result<Option<String>, String> {
+    one("ARCHIVE_URL")
+}
+
+fn one(wanted: &str) -> Result<Option<String>, String> {
+    Ok(variables()?.into_iter().find_map(|(name, value)| (name == wanted).then_some(value)))
 }
 
 fn read(
@@ -62,6 +71,8 @@ pub fn overlay(table: &mut Table, variables: &[Variable]) -> Result<(), String> 
             section(table, "relay", key, value)?;
         } else if let Some(key) = name.strip_prefix("RETENTION_") {
             section(table, "retention", key, value)?;
+        } else if let Some(key) = name.strip_prefix("ARCHIVE_") {
+            section(table, "archive", key, value)?;
         } else if let Some(key) = name.strip_prefix("ADMIN_") {
             section(table, "admin", key, value)?;
         } else if let Some(rest) = name.strip_prefix("ROUTES_") {
@@ -70,7 +81,7 @@ pub fn overlay(table: &mut Table, variables: &[Variable]) -> Result<(), String> 
             part(table, ("inboxes", "consumer", "from"), "_FROM_", rest, value)?;
         } else {
             return Err(format!(
-                "the variable {PREFIX}{name} is not known; use {PREFIX}STORE_URL, {PREFIX}RELAY_<KEY>, {PREFIX}RETENTION_<KEY>, {PREFIX}ADMIN_<KEY>, \
+                "the variable {PREFIX}{name} is not known; use {PREFIX}STORE_URL, {PREFIX}RELAY_<KEY>, {PREFIX}RETENTION_<KEY>, {PREFIX}ARCHIVE_URL, {PREFIX}ADMIN_<KEY>, \
                  {PREFIX}ROUTES_<NAME>_SINK_<KEY> and {PREFIX}INBOXES_<CONSUMER>_FROM_<KEY>, each also with {FILE}, and {PREFIX}LOG"
             ));
         }

@@ -2,6 +2,8 @@
 
 mod actor;
 mod admin;
+mod archive;
+mod archiver;
 mod carrier;
 mod check;
 mod config;
@@ -89,6 +91,8 @@ enum Command {
     Operations(operations::OperationsArgs),
     /// Delete what is finished and old: messages, dead letters, inbox rows, audit rows
     Prune(retention::PruneArgs),
+    /// List and verify what was archived, or put messages back for a replay
+    Archive(Box<archive::ArchiveArgs>),
     /// Prune the inbox
     Inbox(inbox::InboxArgs),
     /// List keys that wait, park or unpark a key, or skip the dead message that blocks it
@@ -186,6 +190,7 @@ fn main() -> ExitCode {
             Command::Replay(args) => operations::replay(*args, cli.json).await,
             Command::Operations(args) => operations::operations(args, cli.json).await,
             Command::Prune(args) => retention::prune(args, cli.json).await,
+            Command::Archive(args) => archive::archive(*args, cli.json).await,
             Command::Inbox(args) => inbox::inbox(args, cli.json).await,
             Command::Keys(args) => keys::keys(args, cli.json).await,
             Command::Routes(args) => routes::routes(args, cli.json).await,

@@ -10,6 +10,7 @@ use postroom::{
 
 use crate::StoreArgs;
 use crate::actor::DeedArgs;
+use crate::archive::{self, PlaceArgs};
 use crate::exit::{self, Failure};
 use crate::progress::Progress;
 use crate::say::{say, show};
@@ -74,6 +75,11 @@ pub struct ReplayArgs {
     /// Give them new ids: inboxes that have the messages already then take them for new ones, and apply their effects again
     #[arg(long)]
     new_id: bool,
+    /// Also what was archived: it is put back into the outbox first, for a week
+    #[arg(long)]
+    from_archive: bool,
+    #[command(flatten)]
+    archive: PlaceArgs,
     /// Show what would be sent again, and change nothing
     #[arg(long)]
     dry_run: bool,
@@ -126,7 +132,7 @@ struct SteerArgs {
 }
 
 /// A time, or an age before now, in milliseconds since 1970.
-fn moment(text: &str) -> Result<i64, String> {
+pub fn moment(text: &str) -> Result<i64, String> {
     if let Some(age) = crate::config::parse_duration(text) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         return i64::try_from(now.saturating_sub(age).as_millis()).map_err(|error| error.to_string());
@@ -164,11 +170,28 @@ pub async fn replay(args: ReplayArgs, json: bool) -> Result<(), Failure> {
     {
         return Err(Failure::new(exit::USAGE, "--since is not before --until, so no message can match"));
     }
+    let archive = args.from_archive.then(|| args.archive.open(&store)).transpose()?;
     let store = store.open()?;
+    let route = the_route(store.as_ref(), route).await?;
+    match &archive {
+        Some(archive) if args.dry_run => {
+            let matching = archive::count(archive, &filter).await?;
+            say!(
+                "postroom: {} match in the archive, and would be put back",
+                counted(matching as i64, false, "message")
+            );
+        }
+        Some(archive) => {
+            let restored =
+                archive::put_back(archive, store.as_ref(), &filter, archive::STAYS, &args.deed.deed()?).await?;
+            say!("postroom: from the archive: {}", archive::told(&restored));
+        }
+        None => {}
+    }
     let operation = NewOperation {
         kind: OperationKind::Replay,
         side: Side::Out,
-        route: the_route(store.as_ref(), route).await?,
+        route,
         filter,
         planned: None,
         canary: pace.canary,

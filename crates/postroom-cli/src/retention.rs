@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use postroom::{Removed, Retention, Store, Sweep};
+use postroom::{Part, Removed, Retention, Store, StoreError, Sweep};
 
 use crate::StoreArgs;
+use crate::archive::PlaceArgs;
+use crate::archiver::{Archiver, PassFailed};
 use crate::config;
 use crate::dead::duration;
 use crate::exit::{self, Failure};
 use crate::progress::Progress;
-use crate::say::show;
+use crate::say::{say, show};
 use crate::table::counted;
 
 /// Between two passes over a store.
@@ -39,19 +41,34 @@ pub struct PruneArgs {
     /// Delete audit rows that are older, 30d at least
     #[arg(long, value_parser = duration, value_name = "AGE")]
     audit: Option<Duration>,
+    #[command(flatten)]
+    archive: PlaceArgs,
 }
 
 pub async fn prune(args: PruneArgs, json: bool) -> Result<(), Failure> {
-    let PruneArgs { store, outbox, dead, inbox, audit } = args;
+    let PruneArgs { store, outbox, dead, inbox, audit, archive } = args;
     let given = Retention { outbox, topics: Vec::new(), dead, inbox, audit };
     let retention = if given.parts().is_empty() { config::load(&store.config)?.retention } else { given };
     if retention.parts().is_empty() {
         let text = "nothing expires: give an age, such as --outbox 7d, or add [retention] to the configuration";
         return Err(Failure::new(exit::USAGE, text));
     }
+    let place = archive.place(&store)?;
+    let mut archiver = place.as_ref().map(Archiver::open).transpose()?;
     let store = store.open()?;
-    let (mut sweep, mut removed) = (Sweep::begin(&retention), Removed::default());
+    let mut removed = Removed::default();
     let mut progress = Progress::new("rows");
+    if let Some(archiver) = archiver.as_mut().filter(|_| retention.parts().contains(&Part::Outbox)) {
+        let archived = archiver.pass(store.as_ref(), &retention, true, |removed| progress.at(removed)).await?;
+        removed.outbox = archived.removed;
+        if archived.others {
+            say!(
+                "postroom: another process archives this store, or did a minute ago; what it has not removed is left to it, so run this \
+                 command again later"
+            );
+        }
+    }
+    let mut sweep = sweep(&retention, archiver.as_ref());
     while !sweep.is_over() {
         removed += store.retain(&retention, &mut sweep).await?;
         progress.at(removed.total());
@@ -65,24 +82,42 @@ pub async fn prune(args: PruneArgs, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Passes over the store for ever, one step at a time.
-pub async fn keep_to(retention: Retention, store: Arc<dyn Store>) {
-    let mut away = false;
+/// A pass over everything that is not archived.
+fn sweep(retention: &Retention, archiver: Option<&Archiver>) -> Sweep {
+    let mut sweep = Sweep::begin(retention);
+    sweep.parts.retain(|part| archiver.is_none() || *part != Part::Outbox);
+    sweep
+}
+
+/// Passes over the store for ever, one step at a time. With an archive, no message is removed that it does not have.
+pub async fn keep_to(retention: Retention, store: Arc<dyn Store>, mut archiver: Option<Archiver>) {
+    let mut away = Away::default();
     loop {
-        let (mut sweep, mut removed) = (Sweep::begin(&retention), Removed::default());
+        let (mut sweep, mut removed) = (sweep(&retention, archiver.as_ref()), Removed::default());
         let mut wait = EVERY;
+        if let Some(archiver) = archiver.as_mut().filter(|_| retention.parts().contains(&Part::Outbox)) {
+            match archiver.pass(store.as_ref(), &retention, false, |_| ()).await {
+                Ok(archived) => {
+                    away.archive_answered(archiver);
+                    if archived.segments > 0 {
+                        tracing::info!(
+                            "retention archived {} in {}, and removed {}",
+                            counted(archived.segments as i64, false, "segment"),
+                            archiver.place(),
+                            counted(archived.removed as i64, false, "message")
+                        );
+                    }
+                }
+                Err(error) => away.archive_failed(error),
+            }
+        }
         while !sweep.is_over() {
             let began = Instant::now();
             match store.retain(&retention, &mut sweep).await {
                 Ok(some) => removed += some,
                 // A store that is away is told elsewhere.
                 Err(error) if error.is_transient() => {
-                    if !std::mem::replace(&mut away, true) {
-                        tracing::warn!(
-                            "retention goes on later: failed to {}",
-                            Failure::of(exit::FAILURE, &error).text
-                        );
-                    }
+                    away.store_failed(&error);
                     break;
                 }
                 Err(error) => {
@@ -91,13 +126,46 @@ pub async fn keep_to(retention: Retention, store: Arc<dyn Store>) {
                     break;
                 }
             }
-            away = false;
+            away.store = false;
             tokio::time::sleep((began.elapsed() * PAUSE_TIMES).max(PAUSE_LEAST)).await;
         }
         if removed.total() > 0 {
             tracing::info!("retention removed {}", told(&removed));
         }
         tokio::time::sleep(wait).await;
+    }
+}
+
+/// What was told already.
+#[derive(Default)]
+struct Away {
+    store: bool,
+    archive: bool,
+}
+
+impl Away {
+    fn store_failed(&mut self, error: &StoreError) {
+        if !std::mem::replace(&mut self.store, true) {
+            tracing::warn!("retention goes on later: failed to {}", Failure::of(exit::FAILURE, error).text);
+        }
+    }
+
+    fn archive_failed(&mut self, error: PassFailed) {
+        match error {
+            PassFailed::Store(error) if error.is_transient() => self.store_failed(&error),
+            error => {
+                if !std::mem::replace(&mut self.archive, true) {
+                    tracing::error!("no message is archived, and so none is removed: {}", Failure::from(error).text);
+                }
+            }
+        }
+    }
+
+    fn archive_answered(&mut self, archiver: &Archiver) {
+        self.store = false;
+        if std::mem::take(&mut self.archive) {
+            tracing::info!("messages are archived in {} again", archiver.place());
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::admin;
+use crate::archiver::Archiver;
 use crate::carrier;
 use crate::config::{self, Config, Routed};
 use crate::exit::{self, Failure};
@@ -98,7 +99,8 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     tokio::spawn(warn_of_unrouted(store.clone()));
     tokio::spawn(carrier::carry_out(store.clone()));
     if !config.retention.parts().is_empty() {
-        tokio::spawn(retention::keep_to(config.retention.clone(), store.clone()));
+        let archive = config.archive.as_ref().map(Archiver::open).transpose()?;
+        tokio::spawn(retention::keep_to(config.retention.clone(), store.clone(), archive));
     }
     show_on_signal(config.clone(), now, inboxes_now)?;
     announce(&config, &owner);

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis, Finding, Forgotten, Headline, Keeper,
-    KeyDeed, Listed, Message, MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, NewOperation,
-    OperationEffects, OperationId, Operator, Reception, Removed, Retention, Route, RouteChange, RouteSettings,
-    SessionKeeper, ShownOperation, ShownRoute, Side, Source, Steer, Stepped, Store, StoreError, StoreStatus,
-    StoredMessage, Survey, Sweep, UnroutedTopic, Vitals, WaitingKey, Wake, Whereabouts,
+    Archivable, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis, Expired,
+    Finding, Forgotten, Headline, Keeper, KeyDeed, Listed, Message, MessageFilter, MessageId, MigrateError, Migrated,
+    MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Reception, Removed, Restored,
+    Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper, ShownOperation, ShownRoute, Side,
+    Source, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Survey, Sweep, Turn, UnroutedTopic, Vitals,
+    WaitingKey, Wake, Whereabouts,
 };
 
 use crate::Postgres;
@@ -17,7 +18,7 @@ use crate::connect::{Connector, InvalidUrl};
 use crate::inbox::PostgresSession;
 use crate::link::{Link, Server};
 use crate::log::{Listener, LogSource};
-use crate::operate::operations;
+use crate::operate::{archive, operations};
 use crate::operate::{while_it_answers, with_blockers, within};
 use crate::{migrate, operate};
 
@@ -250,6 +251,46 @@ impl Operator for Database {
     async fn retain(&self, retention: &Retention, sweep: &mut Sweep) -> Result<Removed, StoreError> {
         within(&self.connector, "remove what is finished and old", operate::retain(&self.connector, retention, sweep))
             .await
+    }
+}
+
+#[async_trait]
+impl Archivable for Database {
+    async fn find_expired(&self, retention: &Retention, sweep: &mut Sweep) -> Result<Vec<Expired>, StoreError> {
+        let work = archive::find_expired(&self.connector, retention, sweep);
+        within(&self.connector, "look for messages to archive", work).await
+    }
+
+    async fn begin_segment(&self, messages: &[Expired]) -> Result<Option<Segment>, StoreError> {
+        within(&self.connector, "begin to archive", archive::begin(&self.connector, messages)).await
+    }
+
+    async fn take_segment(&self) -> Result<Turn, StoreError> {
+        within(&self.connector, "go on with archiving", archive::take(&self.connector)).await
+    }
+
+    async fn segment_messages(&self, segment: SegmentId) -> Result<Vec<ArchivedMessage>, StoreError> {
+        let work = archive::messages(&self.connector, segment);
+        within(&self.connector, "read what is to be archived", work).await
+    }
+
+    async fn end_segment(&self, segment: SegmentId) -> Result<u64, StoreError> {
+        within(&self.connector, "remove what is archived", archive::end(&self.connector, segment)).await
+    }
+
+    async fn restore(
+        &self,
+        messages: &[ArchivedMessage],
+        stays: Duration,
+        deed: &Deed,
+    ) -> Result<Restored, StoreError> {
+        let work = archive::restore(&self.connector, messages, stays, deed);
+        within(&self.connector, "put archived messages back", work).await
+    }
+
+    async fn forget_restored(&self) -> Result<u64, StoreError> {
+        let work = archive::forget_restored(&self.connector);
+        within(&self.connector, "remove what came back from the archive", work).await
     }
 }
 

@@ -141,6 +141,13 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0017_operations.sql"),
         formerly: None,
     },
+    Migration {
+        number: 18,
+        name: "archive",
+        locks: "postroom.settings and audit: relays and operators wait for a moment",
+        sql: include_str!("../migrations/0018_archive.sql"),
+        formerly: None,
+    },
 ];
 
 /// What is created in this transaction means the same, whatever others have created in schemas on our search_path.

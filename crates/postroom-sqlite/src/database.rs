@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis, Finding, Forgotten, Headline, Keeper,
-    KeyDeed, Listed, Message, MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, NewOperation,
-    OperationEffects, OperationId, Operator, Reception, Removed, Retention, Route, RouteChange, RouteSettings,
-    SessionKeeper, ShownOperation, ShownRoute, Side, Source, StartAt, Steer, Stepped, Store, StoreError, StoreStatus,
-    StoredMessage, Survey, Sweep, UnroutedTopic, Vitals, WaitingKey, Whereabouts, redact_url,
+    Archivable, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis, Expired,
+    Finding, Forgotten, Headline, Keeper, KeyDeed, Listed, Message, MessageFilter, MessageId, MigrateError, Migrated,
+    MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Reception, Removed, Restored,
+    Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper, ShownOperation, ShownRoute, Side,
+    Source, StartAt, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Survey, Sweep, Turn, UnroutedTopic,
+    Vitals, WaitingKey, Whereabouts, redact_url,
 };
 use rusqlite::Connection;
 
@@ -18,7 +19,7 @@ use crate::Sqlite;
 use crate::connect::{connect, create_private};
 use crate::inbox::SqliteSession;
 use crate::log::SqliteSource;
-use crate::operate::operations;
+use crate::operate::{archive, operations};
 use crate::{migrate, operate};
 
 /// A SQLite file with postroom's tables in it, or one that is to get them. All work happens on blocking threads, each call on a
@@ -242,6 +243,49 @@ impl Operator for Database {
         let (removed, to) = self.on_thread("remove what is finished and old", work).await?;
         *sweep = to;
         Ok(removed)
+    }
+}
+
+#[async_trait]
+impl Archivable for Database {
+    async fn find_expired(&self, retention: &Retention, sweep: &mut Sweep) -> Result<Vec<Expired>, StoreError> {
+        let (retention, from) = (retention.clone(), sweep.clone());
+        let work = move |connection: &mut Connection| archive::find_expired(connection, &retention, from);
+        let (found, to) = self.on_thread("look for messages to archive", work).await?;
+        *sweep = to;
+        Ok(found)
+    }
+
+    async fn begin_segment(&self, messages: &[Expired]) -> Result<Option<Segment>, StoreError> {
+        let messages = messages.to_vec();
+        self.on_thread("begin to archive", move |connection| archive::begin(connection, &messages)).await
+    }
+
+    async fn take_segment(&self) -> Result<Turn, StoreError> {
+        self.on_thread("go on with archiving", archive::take).await
+    }
+
+    async fn segment_messages(&self, segment: SegmentId) -> Result<Vec<ArchivedMessage>, StoreError> {
+        self.on_thread("read what is to be archived", move |connection| archive::messages(connection, segment)).await
+    }
+
+    async fn end_segment(&self, segment: SegmentId) -> Result<u64, StoreError> {
+        self.on_thread("remove what is archived", move |connection| archive::end(connection, segment)).await
+    }
+
+    async fn restore(
+        &self,
+        messages: &[ArchivedMessage],
+        stays: Duration,
+        deed: &Deed,
+    ) -> Result<Restored, StoreError> {
+        let (messages, deed) = (messages.to_vec(), deed.clone());
+        let work = move |connection: &mut Connection| archive::restore(connection, &messages, stays, &deed);
+        self.on_thread("put archived messages back", work).await
+    }
+
+    async fn forget_restored(&self) -> Result<u64, StoreError> {
+        self.on_thread("remove what came back from the archive", archive::forget_restored).await
     }
 }
 

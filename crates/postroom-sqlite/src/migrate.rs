@@ -17,6 +17,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (8, "operators", include_str!("../migrations/0008_operators.sql")),
     (9, "sizes", include_str!("../migrations/0009_sizes.sql")),
     (10, "operations", include_str!("../migrations/0010_operations.sql")),
+    (11, "archive", include_str!("../migrations/0011_archive.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (

@@ -111,7 +111,13 @@ impl Operated for File {
     }
 
     async fn grow_older(&self, by: Duration) {
-        for (table, column) in [("dead_letters", "died_ms"), ("dead_consume", "died_ms"), ("audit", "at_ms")] {
+        for (table, column) in [
+            ("dead_letters", "died_ms"),
+            ("dead_consume", "died_ms"),
+            ("audit", "at_ms"),
+            ("archive_segments", "taken_until_ms"),
+            ("archive_restored", "stays_until_ms"),
+        ] {
             let sql = format!("update postroom_{table} set {column} = {column} - ?1");
             self.open().execute(&sql, [by.as_millis() as i64]).unwrap();
         }

@@ -3,6 +3,7 @@
 //! No I/O, no runtime, no driver and no broker in here. An application that writes messages needs this crate and one
 //! store (`postroom-postgres` or `postroom-sqlite`); `ARCHITECTURE.md` is the map of the rest.
 
+mod archive;
 mod consumer_store;
 mod crash;
 mod dead_group;
@@ -48,6 +49,7 @@ mod wake;
 mod watermark;
 mod words;
 
+pub use archive::{Archivable, ArchivedMessage, Expired, Restored, Segment, SegmentId, Turn};
 pub use consumer_store::{Admitted, Aggregate, ConsumerStore, Keep, Session, Settle, Transactions, Waiting};
 pub use crash::{crash_point, crash_point_over};
 pub use dead_group::{DeadGroup, DeadNote, Grouping, Headline, normal_error};

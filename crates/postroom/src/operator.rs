@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::archive::Archivable;
 use crate::dead_group::{DeadNote, Headline};
 use crate::dead_letter::{DeadDeed, DeadFilter, DeadLetter, Deed, Side};
 use crate::error::StoreError;
@@ -25,7 +26,7 @@ use crate::vitals::Vitals;
 /// - a deed on a key or on dead letters happens completely before or completely after what a relay records about the same key;
 /// - a message keeps its id, and its key keeps its order.
 #[async_trait]
-pub trait Operator: Send + Sync {
+pub trait Operator: Archivable {
     /// Backlog, parked and dead messages, and who relays them.
     async fn status(&self) -> Result<StoreStatus, StoreError>;
 

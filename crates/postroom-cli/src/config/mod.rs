@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postroom::{
-    AttemptLimit, Consumer, OnDead, Order, Retention, RetryPolicy, Route, StartAt, TopicFilter, redact_text, redact_url,
+    AttemptLimit, Consumer, OnDead, Order, Part, Retention, RetryPolicy, Route, StartAt, TopicFilter, redact_text,
+    redact_url,
 };
+use postroom_archive::Place;
 use postroom_brokers::{BROKERS, Section, SinkOptions, SubscriptionOptions, sink_section, subscription_section};
 use toml::{Table, Value};
 
@@ -21,9 +23,10 @@ pub use admin::{Admin, listens_on};
 pub use values::parse_duration;
 use values::{did_you_mean, duration, known, nearest, number, one_of, patterns, plain, section, text, truth};
 
-const TOP_KEYS: &[&str] = &["store", "relay", "routes", "inboxes", "retention", "admin"];
+const TOP_KEYS: &[&str] = &["store", "relay", "routes", "inboxes", "retention", "archive", "admin"];
 const INBOX_KEYS: &[&str] = &["consumer", "from"];
 const STORE_KEYS: &[&str] = &["url", "capacity_bytes"];
+const ARCHIVE_KEYS: &[&str] = &["url"];
 const RELAY_KEYS: &[&str] =
     &["name", "in_flight_max", "in_flight_bytes_max", "poll_idle", "lease", "stop_deadline", "listen"];
 const ROUTE_KEYS: &[&str] =
@@ -40,19 +43,22 @@ pub struct Config {
     pub routes: Vec<Routed>,
     pub inboxes: Vec<Inbox>,
     pub retention: Retention,
+    /// Where messages go before they are removed; none: nowhere.
+    pub archive: Option<Place>,
     /// None: nothing listens.
     pub admin: Option<Admin>,
 }
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { store_url, capacity_bytes, relay, routes, inboxes, retention, admin } = self;
+        let Self { store_url, capacity_bytes, relay, routes, inboxes, retention, archive, admin } = self;
         f.debug_struct("Config")
             .field("store_url", &redact_url(store_url))
             .field("relay", relay)
             .field("routes", routes)
             .field("inboxes", inboxes)
             .field("retention", retention)
+            .field("archive", archive)
             .field("capacity_bytes", capacity_bytes)
             .field("admin", admin)
             .finish()
@@ -195,8 +201,19 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
         Some(retention) => retention::read(retention)?,
         None => Retention::default(),
     };
+    let archive = match section(&table, "archive")? {
+        None => None,
+        Some(archive) => {
+            known(archive, ARCHIVE_KEYS, "archive.")?;
+            let url = text(archive, "url", "archive.")?.ok_or("archive.url is missing")?;
+            Some(Place::of(&url).map_err(|error| format!("archive.url: {error}"))?)
+        }
+    };
+    if archive.is_some() && !retention.parts().contains(&Part::Outbox) {
+        return Err("there is an [archive], and no message ever leaves for it: set retention.outbox".to_owned());
+    }
     let admin = section(&table, "admin")?.map(admin::read).transpose()?;
-    Ok(Config { store_url, capacity_bytes, relay, routes, inboxes, retention, admin })
+    Ok(Config { store_url, capacity_bytes, relay, routes, inboxes, retention, archive, admin })
 }
 
 fn read_inbox(index: usize, value: &Value) -> Result<Inbox, String> {

@@ -29,7 +29,10 @@ fn schema_of(arguments: &[&str]) -> Option<&'static str> {
     let has = |argument: &str| arguments.contains(&argument);
     let of = |command: &str, verbs: &[&str]| has(command) && verbs.iter().any(|verb| has(verb));
     let act_on_many = has("--group") || has("--canary") || has("--rate") || has("--wait");
-    let known: [(bool, &str); 31] = [
+    let known: [(bool, &str); 34] = [
+        (of("archive", &["list"]), "archive-list"),
+        (of("archive", &["verify"]), "archive-verify"),
+        (of("archive", &["restore"]), "archive-restore"),
         (has("replay") || (of("dead", &["retry", "discard"]) && act_on_many), "operation"),
         (of("operations", &["list"]), "operations-list"),
         (of("operations", &["show", "pause", "resume", "cancel"]), "operation"),
@@ -70,7 +73,9 @@ pub fn holds_to(name: &str, line: &str, about: &[&str]) {
     // The demo's ledger is for people; a check that fails has its answer all the same.
     if name == "demo"
         || (name == "error"
-            && ["check", "status", "doctor", "health", "--wait"].iter().any(|command| about.contains(command)))
+            && ["check", "status", "doctor", "health", "verify", "restore", "--wait"]
+                .iter()
+                .any(|command| about.contains(command)))
     {
         return;
     }

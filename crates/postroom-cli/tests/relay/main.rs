@@ -4,6 +4,7 @@
 
 mod alarms;
 mod alerts;
+mod archive;
 mod commands;
 mod crashes;
 mod doctor;

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::commands::{json, postroom, text};
 
 /// A migrated store of each kind.
-async fn stores() -> (Database, [String; 2]) {
+pub async fn stores() -> (Database, [String; 2]) {
     let database = Database::create().await;
     let file = surroundings::scratch("operators").join("shop.db");
     let stores = [database.url().to_owned(), format!("sqlite:{}", file.display())];
@@ -21,10 +21,10 @@ async fn stores() -> (Database, [String; 2]) {
 }
 
 /// A relay of route `orders` with this sink, until it is dropped.
-struct Running(std::process::Child);
+pub struct Running(std::process::Child);
 
 impl Running {
-    fn relay(store: &str, sink: &str) -> Self {
+    pub fn relay(store: &str, sink: &str) -> Self {
         let dir = surroundings::scratch("running");
         let config = dir.join("postroom.toml");
         let text = format!(
@@ -56,7 +56,7 @@ fn status(store: &str) -> Value {
 }
 
 /// Asks until it holds; a minute at most.
-fn until(store: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+pub fn until(store: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
     let began = std::time::Instant::now();
     loop {
         let status = status(store);

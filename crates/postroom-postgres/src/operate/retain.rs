@@ -50,27 +50,37 @@ pub(crate) async fn retain(
 }
 
 async fn outbox(tx: &Transaction<'_>, retention: &Retention, sweep: &mut Sweep) -> Result<u64, tokio_postgres::Error> {
-    let (mut patterns, mut ages) = (Vec::new(), Vec::new());
-    for topics in &retention.topics {
-        for pattern in topics.topics.patterns() {
-            patterns.push(pattern.clone());
-            ages.push(topics.outbox.map(|age| age.as_secs_f64()));
-        }
-    }
+    let (patterns, ages, usual) = ages_by_topic(retention);
     let sql = "select r.removed, r.last, r.more, sweep.lane + 1 >= s.lanes
                  from postroom.settings s
                 cross join (values ($1::smallint)) sweep (lane)
                 cross join lateral postroom.retain_outbox(sweep.lane, $2, $3, array(select a * interval '1 second' from unnest($4::float8[]) with ordinality u (a, place) order by place),
                                                           $5::float8 * interval '1 second', $6) r";
-    let usual = retention.outbox.map(|age| age.as_secs_f64());
     let row = tx.query_one(sql, &[&sweep.lane, &sweep.after, &patterns, &ages, &usual, &STEP]).await?;
-    let (more, was_the_last): (bool, bool) = (row.try_get(2)?, row.try_get(3)?);
+    next_place(sweep, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?);
+    Ok(row.try_get::<_, i64>(0)?.max(0) as u64)
+}
+
+/// Patterns of topics with the age of each in seconds, in their order, and the age of all other topics.
+pub(super) fn ages_by_topic(retention: &Retention) -> (Vec<String>, Vec<Option<f64>>, Option<f64>) {
+    let seconds = |age: Option<Duration>| age.map(|age| age.as_secs_f64());
+    let (mut patterns, mut ages) = (Vec::new(), Vec::new());
+    for topics in &retention.topics {
+        for pattern in topics.topics.patterns() {
+            patterns.push(pattern.clone());
+            ages.push(seconds(topics.outbox));
+        }
+    }
+    (patterns, ages, seconds(retention.outbox))
+}
+
+/// Behind the last row of a lane that was looked at, in the next lane, or at the end of the outbox.
+pub(super) fn next_place(sweep: &mut Sweep, last: i64, more: bool, was_the_last: bool) {
     match (more, was_the_last) {
-        (true, _) => sweep.after = row.try_get(1)?,
+        (true, _) => sweep.after = last,
         (false, false) => (sweep.lane, sweep.after) = (sweep.lane.saturating_add(1), 0),
         (false, true) => sweep.next_part(),
     }
-    Ok(row.try_get::<_, i64>(0)?.max(0) as u64)
 }
 
 async fn aged(

@@ -42,6 +42,12 @@ const WHAT_FILLERS_NEED: &str = "
 
 const WHAT_RETENTION_NEEDS: &str = "
     execute function postroom.retain_outbox(smallint, bigint, text[], interval[], interval, integer)
+    execute function postroom.outbox_expired(smallint, bigint, text[], interval[], interval, integer)
+    execute function postroom.archive_begin(smallint[], bigint[], interval)
+    execute function postroom.archive_take(interval)
+    execute function postroom.archive_end(uuid)
+    execute function postroom.archive_forget(integer)
+    select table postroom.archive_segments
     execute function postroom.retain_dead(interval, integer)
     execute function postroom.retain_inbox(interval, integer)
     execute function postroom.retain_audit(interval, integer)

@@ -113,7 +113,13 @@ impl Operated for Postgres {
     }
 
     async fn grow_older(&self, by: Duration) {
-        for (table, column) in [("dead_letters", "died_at"), ("dead_consume", "died_at"), ("audit", "at")] {
+        for (table, column) in [
+            ("dead_letters", "died_at"),
+            ("dead_consume", "died_at"),
+            ("audit", "at"),
+            ("archive_segments", "taken_until"),
+            ("archive_restored", "stays_until"),
+        ] {
             let sql = format!("update postroom.{table} set {column} = {column} - $1 * interval '1 second'");
             self.client.lock().await.execute(&sql, &[&by.as_secs_f64()]).await.unwrap();
         }

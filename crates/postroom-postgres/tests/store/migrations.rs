@@ -28,6 +28,7 @@ async fn migrating_again_changes_nothing() {
         "retention",
         "sizes",
         "operations",
+        "archive",
     ];
     assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use postroom::{Deed, MessageId, Operator, Removed, Retention, Route, Source, Sweep};
+use postroom::{Archivable, Deed, MessageId, Operator, Removed, Retention, Route, Segment, Source, Sweep};
 use postroom_testkit::postgres::Database;
 
 use crate::setup::{drain, enqueue, prepared, route, source_of, store};
@@ -109,4 +109,90 @@ async fn one_process_removes_at_a_time() {
     assert_eq!(swept(&database).await.outbox, 0);
     tx.commit().await.unwrap();
     assert_eq!(swept(&database).await.outbox, 20);
+}
+
+/// A segment of everything that has expired.
+async fn begun(database: &Database) -> Option<Segment> {
+    let retention = Retention { outbox: Some(Duration::from_secs(60)), ..Retention::default() };
+    let (mut sweep, mut found) = (Sweep::begin(&retention), Vec::new());
+    while !sweep.is_over() {
+        found.extend(store(database).find_expired(&retention, &mut sweep).await.unwrap());
+    }
+    store(database).begin_segment(&found).await.unwrap()
+}
+
+/// Between its begin and its end everything may happen to the table.
+#[tokio::test]
+async fn the_end_of_a_segment_removes_its_own_messages_and_only_while_they_are_finished() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let relay = source_of(&database, &route(), "relay").await;
+    let sent = enqueue(&client, Some("b"), 50).await;
+    assert_eq!(drain(&relay).await, sent);
+    while relay.settle(&[]).await.unwrap().unwritten {}
+    client.batch_execute(AGED).await.unwrap();
+    let segment = begun(&database).await.unwrap().id;
+    let end = async || store(&database).end_segment(segment).await.unwrap();
+    client.batch_execute("update postroom.settings set system_identifier = system_identifier + 1").await.unwrap();
+    assert_eq!(end().await, 0, "positions of another cluster");
+    client.batch_execute("update postroom.settings set system_identifier = system_identifier - 1").await.unwrap();
+    let slow = source_of(&database, &Route { name: "slow".to_owned(), ..route() }, "slow").await;
+    assert_eq!(end().await, 0, "a route that begins with what is oldest has not read them");
+    slow.release().await.unwrap();
+    let deed = Deed { actor: "ann".to_owned(), reason: "x".to_owned() };
+    assert!(store(&database).forget_route("slow", true, &deed).await.unwrap().unwrap().done);
+
+    // The same places, and other messages in them.
+    client.batch_execute("truncate postroom.outbox restart identity").await.unwrap();
+    let others = enqueue(&client, Some("b"), 50).await;
+    assert_eq!(drain(&relay).await, others);
+    while relay.settle(&[]).await.unwrap().unwritten {}
+    client.batch_execute(AGED).await.unwrap();
+    assert_eq!(store(&database).segment_messages(segment).await.unwrap(), [], "they are not in the segment");
+    assert_eq!(end().await, 0);
+    let left: i64 = client.query_one("select count(*) from postroom.outbox", &[]).await.unwrap().get(0);
+    assert_eq!(left, 50);
+    // What came back before keeps its time from nobody else's message either.
+    client
+        .batch_execute(
+            "insert into postroom.archive_restored (id, lane, seq, stays_until)
+             select gen_random_uuid(), lane, seq, now() - interval '1 day' from postroom.outbox",
+        )
+        .await
+        .unwrap();
+    store(&database).forget_restored().await.unwrap();
+    let left: i64 = client.query_one("select count(*) from postroom.outbox", &[]).await.unwrap().get(0);
+    assert_eq!(left, 50);
+    let segment = begun(&database).await.unwrap().id;
+    assert_eq!(store(&database).end_segment(segment).await.unwrap(), 50);
+}
+
+/// Two processes that archive at once: one segment is under way at a time, and a message is in one of them.
+#[tokio::test]
+async fn processes_that_archive_at_once_share_no_message() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let relay = source_of(&database, &route(), "relay").await;
+    for _ in 0..4 {
+        let sent = enqueue(&client, Some("b"), 50).await;
+        assert_eq!(drain(&relay).await, sent);
+    }
+    while relay.settle(&[]).await.unwrap().unwritten {}
+    client.batch_execute(AGED).await.unwrap();
+    let archives = async || {
+        let mut ids = Vec::new();
+        for _ in 0..20 {
+            let Some(segment) = begun(&database).await else { continue };
+            let messages = store(&database).segment_messages(segment.id).await.unwrap();
+            ids.extend(messages.into_iter().map(|message| message.id));
+            store(&database).end_segment(segment.id).await.unwrap();
+        }
+        ids
+    };
+    let (mut one, other) = tokio::join!(archives(), archives());
+    one.extend(other);
+    let all = one.len();
+    one.sort_unstable();
+    one.dedup();
+    assert_eq!((one.len(), all), (200, 200));
 }

@@ -1,5 +1,6 @@
 //! What operators see of the store and do to it.
 
+pub(crate) mod archive;
 mod dead;
 mod doctor;
 mod keys;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use postroom::{Deed, Part, Removed, Retention, StoreError, Sweep, lasting};
+use postroom::{Deed, Expired, Part, Removed, Retention, StoreError, Sweep, lasting};
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
 use crate::connect::{NOW, store_error};
@@ -30,8 +30,8 @@ pub(crate) fn retain_step(
     };
     let (rows, more) = match (part, retention.dead, retention.inbox, retention.audit) {
         (Part::Outbox, ..) => {
-            least(retention.outbox, Duration::from_secs(60))?;
-            retention.topics.iter().try_for_each(|topics| least(topics.outbox, Duration::from_secs(60)))?;
+            not_too_short(retention)?;
+            not_archived(connection)?;
             let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
             let done = outbox(&tx, retention, &mut sweep).map_err(failed)?;
             tx.commit().map_err(failed)?;
@@ -61,6 +61,24 @@ pub(crate) fn retain_step(
     Ok((removed, sweep))
 }
 
+/// Once a message of this outbox was archived, none is removed without that.
+fn not_archived(connection: &Connection) -> Result<(), StoreError> {
+    let archives: bool = connection
+        .query_row("select archives from postroom_settings", [], |row| row.get(0))
+        .map_err(|error| store_error(WHAT, error))?;
+    if archives {
+        let source = "messages of this outbox are archived before they are removed, and no archive is given; configure [archive], or end \
+                      archiving with `update postroom_settings set archives = 0`";
+        return Err(StoreError::Refused { what: WHAT, source: source.into() });
+    }
+    Ok(())
+}
+
+pub(super) fn not_too_short(retention: &Retention) -> Result<(), StoreError> {
+    least(retention.outbox, Duration::from_secs(60))?;
+    retention.topics.iter().try_for_each(|topics| least(topics.outbox, Duration::from_secs(60)))
+}
+
 fn least(age: Option<Duration>, least: Duration) -> Result<(), StoreError> {
     match age {
         Some(age) if age < least => {
@@ -76,12 +94,18 @@ fn millis(age: Duration) -> i64 {
     i64::try_from(age.as_millis()).unwrap_or(i64::MAX / 4)
 }
 
-/// Removes nothing while a position may not be one in this outbox: a relay puts that right. The message at a position stays, since
-/// that is how it is recognized.
 fn outbox(tx: &Transaction<'_>, retention: &Retention, sweep: &mut Sweep) -> Result<(u64, bool), rusqlite::Error> {
-    let ages = retention.topics.iter().map(|topics| topics.outbox).chain([retention.outbox]).flatten();
-    let Some(shortest) = ages.min() else { return Ok((0, false)) };
-    let astray: bool = tx.query_row(
+    let (found, more) = expired(tx, retention, sweep)?;
+    let seqs: Vec<i64> = found.iter().map(|found| found.seq).collect();
+    let sql = "delete from postroom_outbox where seq in (select value from json_each(?1))";
+    let removed = tx.execute(sql, [serde_json::json!(seqs).to_string()])?;
+    Ok((removed as u64, more))
+}
+
+/// Up to which seq every route has passed; none: a route has passed nothing, or a position may not be one in this outbox, which a relay
+/// puts right. The message at a position stays, since that is how it is recognized.
+pub(super) fn passed(connection: &Connection) -> Result<Option<i64>, rusqlite::Error> {
+    let astray: bool = connection.query_row(
         "select exists (select 1 from postroom_routes r where not exists (select 1 from postroom_lanes l where l.route = r.name))
              or exists (select 1 from postroom_lanes l
                          where l.position_seq > coalesce((select max(seq) from sqlite_sequence where name = 'postroom_outbox'), 0)
@@ -89,10 +113,23 @@ fn outbox(tx: &Transaction<'_>, retention: &Retention, sweep: &mut Sweep) -> Res
         [],
         |row| row.get(0),
     )?;
-    // A route without a position has passed nothing.
-    let passed: Option<i64> = tx.query_row("select min(position_seq) from postroom_lanes", [], |row| row.get(0))?;
-    let Some(passed) = passed.filter(|passed| !astray && *passed > sweep.after) else { return Ok((0, false)) };
-    let now: i64 = tx.query_row(&format!("select {NOW}"), [], |row| row.get(0))?;
+    let passed: Option<i64> =
+        connection.query_row("select min(position_seq) from postroom_lanes", [], |row| row.get(0))?;
+    Ok(passed.filter(|_| !astray))
+}
+
+/// Messages that may be removed, of those behind `sweep`, which is moved on; and whether there may be more.
+pub(super) fn expired(
+    connection: &Connection,
+    retention: &Retention,
+    sweep: &mut Sweep,
+) -> Result<(Vec<Expired>, bool), rusqlite::Error> {
+    let ages = retention.topics.iter().map(|topics| topics.outbox).chain([retention.outbox]).flatten();
+    let Some(shortest) = ages.min() else { return Ok((Vec::new(), false)) };
+    let Some(passed) = passed(connection)?.filter(|passed| *passed > sweep.after) else {
+        return Ok((Vec::new(), false));
+    };
+    let now: i64 = connection.query_row(&format!("select {NOW}"), [], |row| row.get(0))?;
     // Topics in the order of the configuration; the first that fits counts.
     let mut rules = Vec::new();
     for topics in &retention.topics {
@@ -110,7 +147,7 @@ fn outbox(tx: &Transaction<'_>, retention: &Retention, sweep: &mut Sweep) -> Res
     let rule = fits("o.topic", "(g.value ->> 'pattern')");
     let looked = "select seq from postroom_outbox where seq > ?1 and seq < ?2 order by seq limit ?3";
     let sql = format!(
-        "delete from postroom_outbox as o
+        "select o.seq, length(cast(o.payload as blob)) + coalesce(length(cast(o.headers as blob)), 0) from postroom_outbox o
           where o.seq in ({looked})
             and o.occurred_ms < ?4 - case when exists (select 1 from json_each(?5) g where {rule})
                                           then (select g.value ->> 'ms' from json_each(?5) g where {rule} order by g.key limit 1)
@@ -123,19 +160,28 @@ fn outbox(tx: &Transaction<'_>, retention: &Retention, sweep: &mut Sweep) -> Res
                                select max(n.set_ms) from postroom_route_revisions v
                                  join postroom_route_revisions n on n.route = v.route and n.revision = v.revision + 1
                                 where v.route = r.name
-                                  and not exists (select 1 from json_each(v.topics) b where {})), -1))",
+                                  and not exists (select 1 from json_each(v.topics) b where {})), -1))
+            -- On the way to an archive, or from one.
+            and not exists (select 1 from postroom_archive_leaving a where a.seq = o.seq and a.id = o.id)
+            and not exists (select 1 from postroom_archive_restored a where a.seq = o.seq and a.id = o.id)
+          order by o.seq",
         fits("o.topic", "b.value")
     );
-    let (last, count, oldest): (Option<i64>, i64, Option<i64>) = tx.query_row(
+    let (last, count, oldest): (Option<i64>, i64, Option<i64>) = connection.query_row(
         &format!("select max(seq), count(*), min(occurred_ms) from postroom_outbox where seq in ({looked})"),
         params![sweep.after, passed, STEP],
         |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
     )?;
     let usual = retention.outbox.map(millis);
-    let removed = tx.execute(&sql, params![sweep.after, passed, STEP, now, rules, usual])?;
+    let mut statement = connection.prepare(&sql)?;
+    let found = statement
+        .query_map(params![sweep.after, passed, STEP, now, rules, usual], |row| {
+            Ok(Expired { lane: 0, seq: row.get(0)?, bytes: row.get::<_, i64>(1)?.unsigned_abs() })
+        })?
+        .collect::<Result<_, _>>()?;
     sweep.after = last.unwrap_or(sweep.after);
     let any_old = oldest.is_some_and(|oldest| oldest < now - millis(shortest));
-    Ok((removed as u64, count == STEP && any_old))
+    Ok((found, count == STEP && any_old))
 }
 
 /// One that blocks its key stays, and so does one that its route has not passed: a crash would bring it back.

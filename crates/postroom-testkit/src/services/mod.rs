@@ -16,6 +16,7 @@ mod postgres;
 mod process;
 mod prometheus;
 mod rabbitmq;
+mod seaweedfs;
 mod tmpfs;
 mod wait;
 
@@ -23,6 +24,7 @@ pub use pgbouncer::PgBouncer;
 pub use postgres::{POSTGRES_PROGRAMS, PostgresOptions, PostgresServer};
 pub use prometheus::{Prometheus, promtool};
 pub use rabbitmq::{RabbitServer, RabbitTls};
+pub use seaweedfs::{SEAWEEDFS_PROGRAM, SeaweedFs};
 pub use tmpfs::Tmpfs;
 
 /// Names of the Debian packages that the servers here need and that are not installed.

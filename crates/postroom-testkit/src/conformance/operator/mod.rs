@@ -9,9 +9,11 @@ use postroom::{
     Outcome, Place, Report, Route, RouteChange, Side, Source, TopicFilter, WaitsFor,
 };
 
+mod archive;
 mod operations;
 mod upkeep;
 
+pub use archive::*;
 pub use operations::*;
 pub use upkeep::*;
 
@@ -29,7 +31,7 @@ pub trait Operated: Outbox {
     /// Messages that a consumer noted as processed so long ago.
     async fn processed(&self, age: Duration, count: usize);
 
-    /// Dead letters of both sides and audit rows are so much older than they were.
+    /// Dead letters of both sides, audit rows, and what is archived or came back, are so much older than they were.
     async fn grow_older(&self, by: Duration);
 }
 
@@ -66,6 +68,8 @@ macro_rules! operator_conforms {
             a_paused_operation_gives_out_nothing_until_it_is_resumed
             dead_letters_are_grouped_and_acted_on_by_group
             a_report_is_true_whatever_others_do_meanwhile
+            what_leaves_for_an_archive_leaves_once_and_nothing_else_does
+            what_comes_back_is_sent_only_by_a_replay
         );
     };
 }

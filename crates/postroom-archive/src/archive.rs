@@ -1,0 +1,281 @@
+//! Writing, checking and reading segments.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use jiff::Timestamp;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use postroom::{ArchivedMessage, SegmentId, crash_point};
+use sha2::{Digest, Sha256};
+
+use crate::line;
+use crate::manifest::Manifest;
+use crate::place::Place;
+
+const FOLDER: &str = "outbox";
+const OBJECT: &str = ".jsonl.zst";
+const MANIFEST: &str = ".manifest.json";
+/// Larger than any segment that we write.
+const LINES_BYTES_MAX: u64 = 2 << 30;
+const MANIFEST_BYTES_MAX: u64 = 64 << 10;
+const LEVEL: i32 = 3;
+
+/// Why an archive did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum ArchiveError {
+    /// The folder or bucket could not be used.
+    #[error("{what} in the archive {place}")]
+    Unreachable {
+        /// What was being done.
+        what: &'static str,
+        /// Which archive.
+        place: String,
+        /// The reason.
+        #[source]
+        source: object_store::Error,
+    },
+    /// What was read is not what was written.
+    #[error("the archive {place} has {object} damaged: {problem}")]
+    Damaged {
+        /// Which archive.
+        place: String,
+        /// Which object.
+        object: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A message that has no line.
+    #[error("write a message as JSON")]
+    Line(#[from] serde_json::Error),
+}
+
+/// An archive that can be reached, as far as is known without asking.
+#[derive(Debug, Clone)]
+pub struct Archive {
+    store: Arc<dyn ObjectStore>,
+    prefix: Path,
+    place: Place,
+}
+
+impl Archive {
+    /// The archive at this place. A folder must be there: one that is missing may be a volume that is not mounted.
+    pub fn open(place: &Place) -> Result<Self, ArchiveError> {
+        let opened = place.open();
+        let (store, prefix) = opened.map_err(|source| ArchiveError::Unreachable {
+            what: "open the folder or bucket (a folder must exist before it is used)",
+            place: place.to_string(),
+            source,
+        })?;
+        Ok(Self { store, prefix, place: place.clone() })
+    }
+
+    /// Where it is.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn failed(&self, what: &'static str) -> impl Fn(object_store::Error) -> ArchiveError {
+        move |source| ArchiveError::Unreachable { what, place: self.place.to_string(), source }
+    }
+
+    fn damaged(&self, object: &str, problem: impl Into<String>) -> ArchiveError {
+        ArchiveError::Damaged { place: self.place.to_string(), object: object.to_owned(), problem: problem.into() }
+    }
+
+    fn path(&self, name: &str) -> Path {
+        let mut path = self.prefix.clone();
+        name.split('/').for_each(|part| path = path.clone().join(part));
+        path
+    }
+
+    /// Writes a segment and reads it back; when this returns, the archive has it. If it has it already, whole and with all of these
+    /// messages, nothing is written.
+    ///
+    /// Two processes may do this at once: objects are named by what is in them too, so that none replaces another's, and whichever manifest
+    /// is written last is about an object that is there.
+    pub async fn store(&self, segment: SegmentId, messages: Vec<ArchivedMessage>) -> Result<Manifest, ArchiveError> {
+        if let Some(manifest) = self.found(segment, &messages).await? {
+            return Ok(manifest);
+        }
+        let encoded =
+            tokio::task::spawn_blocking(move || encode(segment, &messages).map(|done| (done, messages))).await;
+        let ((manifest, bytes), messages) = encoded.map_err(|error| serde_json::Error::io(error.into()))??;
+        let put = self.failed("write a segment");
+        self.store.put(&self.path(&manifest.object), bytes.into()).await.map_err(&put)?;
+        crash_point("archive-object");
+        let text = serde_json::to_vec_pretty(&manifest)?;
+        self.store.put(&self.path(&manifest_of(segment)), text.into()).await.map_err(&put)?;
+        crash_point("archive-manifest");
+        let found = self.found(segment, &messages).await?;
+        found.ok_or_else(|| self.damaged(&manifest.object, "what was read back is not what was written"))
+    }
+
+    /// The manifest of a segment that is here whole and has all of these messages.
+    async fn found(&self, segment: SegmentId, messages: &[ArchivedMessage]) -> Result<Option<Manifest>, ArchiveError> {
+        let read = async {
+            let manifest = self.manifest(&manifest_of(segment)).await?;
+            let here = self.read(&manifest).await?;
+            Ok((manifest, here))
+        };
+        let (manifest, here) = match read.await {
+            Ok(read) => read,
+            Err(error @ ArchiveError::Unreachable { .. }) if !is_missing(&error) => return Err(error),
+            Err(_) => return Ok(None),
+        };
+        // Whoever removed some of them from the outbox by hand meanwhile does not remove them here.
+        let here: HashMap<_, _> = here.iter().map(|message| (message.id, message)).collect();
+        let all = messages.iter().all(|message| here.get(&message.id) == Some(&message));
+        Ok(all.then_some(manifest))
+    }
+
+    async fn bytes(&self, object: &str, bytes_max: u64) -> Result<Bytes, ArchiveError> {
+        let read = self.failed("read");
+        let found = self.store.get(&self.path(object)).await.map_err(&read)?;
+        if found.meta.size > bytes_max {
+            return Err(
+                self.damaged(object, format!("it has {} bytes; {bytes_max} were expected at most", found.meta.size))
+            );
+        }
+        found.bytes().await.map_err(read)
+    }
+
+    async fn manifest(&self, name: &str) -> Result<Manifest, ArchiveError> {
+        let text = self.bytes(name, MANIFEST_BYTES_MAX).await?;
+        let manifest: Manifest =
+            serde_json::from_slice(&text).map_err(|error| self.damaged(name, format!("it is no manifest: {error}")))?;
+        if manifest.format != 1 {
+            let problem =
+                format!("its format is {}, and this program knows format 1; use a newer one", manifest.format);
+            return Err(self.damaged(name, problem));
+        }
+        let its_own = name == manifest_of(manifest.segment) && manifest.object.starts_with(&stem_of(manifest.segment));
+        if !its_own {
+            return Err(self.damaged(name, "it is about another segment"));
+        }
+        Ok(manifest)
+    }
+
+    /// All manifests, oldest segment first, and names of objects that have none, or of manifests that cannot be read, with the reason.
+    pub async fn manifests(&self) -> Result<(Vec<Manifest>, Vec<(String, String)>), ArchiveError> {
+        let list = self.failed("list the segments");
+        let folder = self.path(FOLDER);
+        let found: Vec<_> = self.store.list(Some(&folder)).try_collect().await.map_err(&list)?;
+        let names: Vec<String> = found
+            .iter()
+            .filter_map(|object| {
+                let parts = object.location.prefix_match(&self.prefix)?;
+                Some(parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/"))
+            })
+            .collect();
+        let (mut manifests, mut others) = (Vec::new(), Vec::new());
+        for name in names.iter().filter(|name| name.ends_with(MANIFEST)) {
+            match self.manifest(name).await {
+                Ok(manifest) => manifests.push(manifest),
+                Err(ArchiveError::Damaged { problem, .. }) => others.push((name.clone(), problem)),
+                Err(error) => return Err(error),
+            }
+        }
+        let meant: HashSet<&str> = manifests.iter().map(|manifest| manifest.object.as_str()).collect();
+        let unmeant = names.iter().filter(|name| name.ends_with(OBJECT) && !meant.contains(name.as_str()));
+        others.extend(
+            unmeant.map(|name| (name.clone(), "no manifest names it: a segment that was not finished".to_owned())),
+        );
+        manifests.sort_by_key(|manifest| manifest.segment);
+        Ok((manifests, others))
+    }
+
+    /// The messages of a segment, as they were written, which is checked.
+    pub async fn read(&self, manifest: &Manifest) -> Result<Vec<ArchivedMessage>, ArchiveError> {
+        let bytes = self.bytes(&manifest.object, manifest.bytes).await?;
+        let expected = manifest.clone();
+        let decoded = tokio::task::spawn_blocking(move || decode(&expected, &bytes)).await;
+        let decoded = decoded.unwrap_or_else(|error| Err(error.to_string()));
+        decoded.map_err(|problem| self.damaged(&manifest.object, problem))
+    }
+}
+
+fn is_missing(error: &ArchiveError) -> bool {
+    matches!(error, ArchiveError::Unreachable { source: object_store::Error::NotFound { .. }, .. })
+}
+
+/// The names of a segment begin like this: with the day on which it was begun.
+fn stem_of(segment: SegmentId) -> String {
+    format!("{FOLDER}/{}/{segment}", begun_at(segment).strftime("%Y/%m/%d"))
+}
+
+fn manifest_of(segment: SegmentId) -> String {
+    format!("{}{MANIFEST}", stem_of(segment))
+}
+
+/// A segment's name has the time in it.
+fn begun_at(segment: SegmentId) -> Timestamp {
+    let ms = segment.as_uuid().get_timestamp().map_or(0, |time| {
+        let (seconds, nanos) = time.to_unix();
+        i64::try_from(seconds).unwrap_or_default().saturating_mul(1000) + i64::from(nanos / 1_000_000)
+    });
+    Timestamp::from_millisecond(ms).unwrap_or_default()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn encode(segment: SegmentId, messages: &[ArchivedMessage]) -> Result<(Manifest, Vec<u8>), serde_json::Error> {
+    let io = serde_json::Error::io;
+    let mut encoder = zstd::Encoder::new(Vec::new(), LEVEL).map_err(io)?;
+    encoder.include_checksum(true).map_err(io)?;
+    let mut lines_bytes = 0;
+    for message in messages {
+        let mut line = line::write(message)?;
+        line.push(b'\n');
+        lines_bytes += line.len() as u64;
+        encoder.write_all(&line).map_err(io)?;
+    }
+    let bytes = encoder.finish().map_err(io)?;
+    let sha256 = hex(&Sha256::digest(&bytes));
+    let object = format!("{}-{}{OBJECT}", stem_of(segment), &sha256[..16]);
+    let seqs = messages.iter().map(|message| message.seq);
+    let at = |us: Option<i64>| us.and_then(|us| Timestamp::from_microsecond(us).ok()).unwrap_or_default();
+    let manifest = Manifest {
+        format: 1,
+        segment,
+        object,
+        messages: messages.len() as u64,
+        first_seq: seqs.clone().min().unwrap_or_default(),
+        last_seq: seqs.max().unwrap_or_default(),
+        first_at: at(messages.iter().map(|message| message.occurred_us).min()),
+        last_at: at(messages.iter().map(|message| message.occurred_us).max()),
+        begun_at: begun_at(segment),
+        bytes: bytes.len() as u64,
+        lines_bytes,
+        sha256,
+    };
+    Ok((manifest, bytes))
+}
+
+fn decode(manifest: &Manifest, bytes: &[u8]) -> Result<Vec<ArchivedMessage>, String> {
+    if bytes.len() as u64 != manifest.bytes || hex(&Sha256::digest(bytes)) != manifest.sha256 {
+        return Err("its SHA-256 or its length is not that of the manifest".to_owned());
+    }
+    if manifest.lines_bytes > LINES_BYTES_MAX {
+        return Err(format!("it says to have {} bytes of lines; {LINES_BYTES_MAX} is the most", manifest.lines_bytes));
+    }
+    let decoder = zstd::Decoder::new(bytes).map_err(|error| error.to_string())?;
+    let mut lines = Vec::new();
+    // One byte more than there should be shows that there are more.
+    decoder.take(manifest.lines_bytes + 1).read_to_end(&mut lines).map_err(|error| error.to_string())?;
+    if lines.len() as u64 != manifest.lines_bytes {
+        return Err("its lines are not as long as the manifest says".to_owned());
+    }
+    let lines = lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let read = |(index, line): (usize, &[u8])| line::read(line).map_err(|error| format!("line {}: {error}", index + 1));
+    let messages: Vec<ArchivedMessage> = lines.enumerate().map(read).collect::<Result<_, _>>()?;
+    if messages.len() as u64 != manifest.messages {
+        return Err(format!("it has {} messages, and the manifest says {}", messages.len(), manifest.messages));
+    }
+    Ok(messages)
+}

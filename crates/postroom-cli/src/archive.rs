@@ -1,0 +1,352 @@
+//! `postroom archive`: what was archived, whether it is whole, and how it comes back.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use postroom::{ArchivedMessage, Deed, MessageId, OperationFilter, Restored, Store};
+use postroom_archive::{Archive, ArchiveError, Manifest, Place};
+
+use crate::StoreArgs;
+use crate::actor::DeedArgs;
+use crate::archiver::PassFailed;
+use crate::config;
+use crate::dead::duration;
+use crate::environment;
+use crate::exit::{self, Failure};
+use crate::operations::moment;
+use crate::progress::Progress;
+use crate::say::{say, show};
+use crate::table::{Table, counted, number};
+
+/// Messages that are put back in one transaction.
+const BATCH: usize = 1_000;
+/// How long messages stay that were put back, unless it is said.
+pub const STAYS: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Which archive.
+#[derive(Debug, Args)]
+pub struct PlaceArgs {
+    /// The archive: a folder, file:///FOLDER or s3://BUCKET/PREFIX; otherwise POSTROOM_ARCHIVE_URL or [archive] of the configuration
+    /// says it
+    #[arg(long, value_name = "URL")]
+    archive: Option<String>,
+}
+
+impl PlaceArgs {
+    /// The archive, if there is one. A configuration counts where the store is taken from it too.
+    pub fn place(&self, store: &StoreArgs) -> Result<Option<Place>, Failure> {
+        let wrong =
+            |code| move |problem: postroom_archive::InvalidPlace| Failure::new(code, format!("archive: {problem}"));
+        if let Some(url) = &self.archive {
+            return Place::of(url).map(Some).map_err(wrong(exit::USAGE));
+        }
+        if let Some(url) = environment::archive_url().map_err(|problem| Failure::new(exit::CONFIG, problem))? {
+            return Place::of(&url).map(Some).map_err(wrong(exit::CONFIG));
+        }
+        if store.store.is_some() || (!store.config.exists() && environment::store_url().is_ok_and(|url| url.is_some()))
+        {
+            return Ok(None);
+        }
+        Ok(config::load(&store.config)?.archive)
+    }
+
+    pub fn open(&self, store: &StoreArgs) -> Result<Archive, Failure> {
+        let place = self.place(store)?.ok_or_else(|| {
+            let text = "name the archive with --archive URL, or with [archive] in the configuration";
+            Failure::new(exit::USAGE, text)
+        })?;
+        Archive::open(&place).map_err(failure)
+    }
+}
+
+pub fn failure(error: ArchiveError) -> Failure {
+    PassFailed::Archive(error).into()
+}
+
+#[derive(Debug, Args)]
+pub struct ArchiveArgs {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List the segments that were archived, oldest first
+    List {
+        #[command(flatten)]
+        store: StoreArgs,
+        #[command(flatten)]
+        archive: PlaceArgs,
+        #[command(flatten)]
+        times: Times,
+    },
+    /// Read everything and compare it with its manifests; exit code 1 if something is damaged
+    Verify {
+        #[command(flatten)]
+        store: StoreArgs,
+        #[command(flatten)]
+        archive: PlaceArgs,
+        #[command(flatten)]
+        times: Times,
+    },
+    /// Put messages back into the outbox, with their ids, so that they can be replayed; nobody sends them before that
+    Restore(Box<RestoreArgs>),
+}
+
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Times {
+    /// Only segments with messages that happened at this time or later: 2026-11-22T10:00:00Z, or an age such as 30d
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    from: Option<i64>,
+    /// Only segments with messages that happened before this time
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    to: Option<i64>,
+}
+
+impl Times {
+    fn overlap(self, manifest: &Manifest) -> bool {
+        let at = |ms: Option<i64>| ms.and_then(|ms| Timestamp::from_millisecond(ms).ok());
+        manifest.overlaps(at(self.from), at(self.to))
+    }
+}
+
+#[derive(Debug, Args)]
+struct RestoreArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
+    archive: PlaceArgs,
+    #[command(flatten)]
+    times: Times,
+    /// Only the message with this id; may be given several times
+    #[arg(long, value_name = "ID")]
+    id: Vec<MessageId>,
+    /// Only messages of this topic
+    #[arg(long)]
+    topic: Option<String>,
+    /// Only messages of this type
+    #[arg(long = "type", value_name = "TYPE")]
+    kind: Option<String>,
+    /// Only messages with this key
+    #[arg(long)]
+    key: Option<String>,
+    /// Only messages of this tenant
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Only messages of the aggregate with this id
+    #[arg(long)]
+    aggregate: Option<String>,
+    /// Everything that was archived; required if no filter is given
+    #[arg(long)]
+    all: bool,
+    /// How long they stay in the outbox before retention removes them again, such as 7d
+    #[arg(long, value_parser = duration, default_value = "7d", value_name = "AGE")]
+    stays: Duration,
+    #[command(flatten)]
+    deed: DeedArgs,
+}
+
+pub async fn archive(args: ArchiveArgs, json: bool) -> Result<(), Failure> {
+    match args.verb {
+        Verb::List { store, archive, times } => list(&archive.open(&store)?, times, json).await,
+        Verb::Verify { store, archive, times } => verify(&archive.open(&store)?, times, json).await,
+        Verb::Restore(args) => restore(*args, json).await,
+    }
+}
+
+async fn list(archive: &Archive, times: Times, json: bool) -> Result<(), Failure> {
+    let (manifests, others) = archive.manifests().await.map_err(failure)?;
+    let manifests: Vec<Manifest> = manifests.into_iter().filter(|manifest| times.overlap(manifest)).collect();
+    if json {
+        let others: Vec<_> = others
+            .iter()
+            .map(|(object, problem)| serde_json::json!({ "object": object, "problem": problem }))
+            .collect();
+        show!("{}", serde_json::json!({ "segments": manifests, "others": others }));
+        return Ok(());
+    }
+    if manifests.is_empty() {
+        show!("no segments");
+    } else {
+        let mut table = Table::new(&["SEGMENT", "ARCHIVED", "FROM", "TO", ">MESSAGES", ">BYTES"]);
+        for manifest in &manifests {
+            table.row([
+                manifest.segment.to_string(),
+                at(manifest.begun_at),
+                at(manifest.first_at),
+                at(manifest.last_at),
+                number(manifest.messages as i64, false),
+                number(manifest.bytes as i64, false),
+            ]);
+        }
+        table.lines().iter().for_each(|line| show!("{line}"));
+        let messages: u64 = manifests.iter().map(|manifest| manifest.messages).sum();
+        show!(
+            "{} in {}",
+            counted(messages as i64, false, "message"),
+            counted(manifests.len() as i64, false, "segment")
+        );
+    }
+    others.iter().for_each(|(object, problem)| say!("postroom: {object}: {problem}"));
+    Ok(())
+}
+
+fn at(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+async fn verify(archive: &Archive, times: Times, json: bool) -> Result<(), Failure> {
+    let (manifests, mut damaged) = archive.manifests().await.map_err(failure)?;
+    let (mut segments, mut messages) = (0u64, 0u64);
+    let mut progress = Progress::new("messages");
+    for manifest in manifests.iter().filter(|manifest| times.overlap(manifest)) {
+        match archive.read(manifest).await {
+            Ok(read) => {
+                segments += 1;
+                messages += read.len() as u64;
+            }
+            Err(ArchiveError::Damaged { object, problem, .. }) => damaged.push((object, problem)),
+            // Such as one that is missing although its manifest is there.
+            Err(error) => damaged.push((manifest.object.clone(), Failure::of(exit::FAILURE, &error).text)),
+        }
+        progress.at(messages);
+    }
+    progress.end();
+    if json {
+        let damaged: Vec<_> = damaged
+            .iter()
+            .map(|(object, problem)| serde_json::json!({ "object": object, "problem": problem }))
+            .collect();
+        show!("{}", serde_json::json!({ "segments": segments, "messages": messages, "damaged": damaged }));
+    } else {
+        show!(
+            "{} with {}: whole",
+            counted(segments as i64, false, "segment"),
+            counted(messages as i64, false, "message")
+        );
+        damaged.iter().for_each(|(object, problem)| show!("{object}: {problem}"));
+    }
+    if damaged.is_empty() {
+        return Ok(());
+    }
+    let text = format!(
+        "{} of the archive {} not whole",
+        counted(damaged.len() as i64, false, "object"),
+        if damaged.len() == 1 { "is" } else { "are" }
+    );
+    Err(Failure { answered: true, ..Failure::new(exit::FAILURE, text) })
+}
+
+async fn restore(args: RestoreArgs, json: bool) -> Result<(), Failure> {
+    let RestoreArgs { store, archive, times, id, topic, kind, key, tenant, aggregate, all, stays, deed } = args;
+    let filter = OperationFilter {
+        ids: id,
+        since_ms: times.from,
+        until_ms: times.to,
+        topic,
+        kind,
+        key,
+        tenant_id: tenant,
+        aggregate_id: aggregate,
+        error: None,
+        group: None,
+    };
+    if filter.is_everything() && !all {
+        return Err(Failure::new(exit::USAGE, "without a filter, `archive restore` requires --all"));
+    }
+    let deed = deed.deed()?;
+    let archive = archive.open(&store)?;
+    let store = store.open()?;
+    let restored = put_back(&archive, store.as_ref(), &filter, stays, &deed).await?;
+    if json {
+        show!("{}", serde_json::json!(restored));
+    } else {
+        show!("{}", told(&restored));
+    }
+    if restored.ahead + restored.taken > 0 {
+        let text = "not everything that matches was put back";
+        return Err(Failure { answered: true, ..Failure::new(exit::FAILURE, text) });
+    }
+    Ok(())
+}
+
+/// What was put back, in words.
+pub fn told(restored: &Restored) -> String {
+    let count = |count: u64| counted(count as i64, false, "message");
+    let mut text = format!("{} put back", count(restored.restored));
+    if restored.present > 0 {
+        text += &format!("; {} were there already", number(restored.present as i64, false));
+    }
+    if restored.ahead > 0 {
+        text += &format!(
+            "; {} were not, since a route has not passed their place, or this is not the outbox that they are from",
+            number(restored.ahead as i64, false)
+        );
+    }
+    if restored.taken > 0 {
+        text += &format!("; {} were not, since other messages have their places", number(restored.taken as i64, false));
+    }
+    text
+}
+
+/// How many archived messages match.
+pub async fn count(archive: &Archive, filter: &OperationFilter) -> Result<u64, Failure> {
+    let mut matching = 0;
+    let mut progress = Progress::new("archived messages that match");
+    for manifest in wanted(archive, filter).await? {
+        let messages = archive.read(&manifest).await.map_err(failure)?;
+        matching += messages.iter().filter(|message| matches(filter, message)).count() as u64;
+        progress.at(matching);
+    }
+    progress.end();
+    Ok(matching)
+}
+
+/// Puts back what matches.
+pub async fn put_back(
+    archive: &Archive,
+    store: &dyn Store,
+    filter: &OperationFilter,
+    stays: Duration,
+    deed: &Deed,
+) -> Result<Restored, Failure> {
+    let mut restored = Restored::default();
+    let mut progress = Progress::new("messages put back");
+    for manifest in wanted(archive, filter).await? {
+        let mut messages = archive.read(&manifest).await.map_err(failure)?;
+        messages.retain(|message| matches(filter, message));
+        for batch in messages.chunks(BATCH) {
+            let mut some = store.restore(batch, stays, deed).await?;
+            some.ids.clear();
+            restored += some;
+            progress.at(restored.restored);
+        }
+    }
+    progress.end();
+    Ok(restored)
+}
+
+async fn wanted(archive: &Archive, filter: &OperationFilter) -> Result<Vec<Manifest>, Failure> {
+    let (mut manifests, others) = archive.manifests().await.map_err(failure)?;
+    for (object, problem) in others {
+        say!("postroom: {object} is left out: {problem}");
+    }
+    let times = Times { from: filter.since_ms, to: filter.until_ms };
+    manifests.retain(|manifest| times.overlap(manifest));
+    Ok(manifests)
+}
+
+fn matches(filter: &OperationFilter, message: &ArchivedMessage) -> bool {
+    let is = |wanted: &Option<String>, has: Option<&str>| wanted.as_deref().is_none_or(|wanted| has == Some(wanted));
+    let OperationFilter { ids, since_ms, until_ms, topic, kind, key, tenant_id, aggregate_id, error: _, group: _ } =
+        filter;
+    (ids.is_empty() || ids.iter().any(|id| *id.as_uuid() == message.id))
+        && since_ms.is_none_or(|since| message.occurred_us >= since.saturating_mul(1000))
+        && until_ms.is_none_or(|until| message.occurred_us < until.saturating_mul(1000))
+        && is(topic, Some(&message.topic))
+        && is(kind, Some(&message.kind))
+        && is(key, message.key.as_deref().or(message.aggregate_id.as_deref()))
+        && is(tenant_id, message.tenant_id.as_deref())
+        && is(aggregate_id, message.aggregate_id.as_deref())
+}
