@@ -15,6 +15,7 @@ grant execute on function
     postroom.archive_forget(integer),
     postroom.archive_restore(bigint[], uuid[], text[], text[], bytea[], text[], text[], text[], text[], text[], text[], text[], bigint[], bigint[],
                              interval),
+    postroom.note_reconciled(text, bigint, bigint, bigint, jsonb),
     postroom.retain_dead(interval, integer),
     postroom.retain_inbox(interval, integer),
     postroom.retain_audit(interval, integer),

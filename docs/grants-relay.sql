@@ -20,6 +20,7 @@ grant execute on function
     postroom.retain_inbox(interval, integer),
     postroom.retain_audit(interval, integer),
     postroom.note_sizes(),
+    postroom.note_reconciled(text, bigint, bigint, bigint, jsonb),
     postroom.operations_due(integer),
     postroom.operation_step(uuid, bigint[], bigint, bigint, boolean),
     postroom.mend() to postroom_relay;
@@ -28,8 +29,8 @@ grant select, insert, update on postroom.routes, postroom.route_revisions, postr
 grant select, insert, update, delete on postroom.parked, postroom.relays, postroom.suspects to postroom_relay;
 grant select, insert on postroom.dead_letters, postroom.blocked_keys to postroom_relay;
 -- What `[admin]` needs for the metrics about the store: how much waits at the receiving end, without payloads, and how large tables are.
-grant select on postroom.sizes, postroom.inbox, postroom.inbox_fillers, postroom.operation_watch to postroom_relay;
+grant select on postroom.sizes, postroom.inbox, postroom.inbox_fillers, postroom.operation_watch, postroom.reconciliations to postroom_relay;
 grant select (id, kind) on postroom.operations to postroom_relay;
 grant select (consumer, seq, message_id, type, topic, ordering_key, died_at, cause, error, tenant_id, aggregate_id)
     on postroom.dead_consume to postroom_relay;
-grant select (consumer, state, attempts, received_at, due_at, last_error) on postroom.inbox_messages to postroom_relay;
+grant select (consumer, message_id, state, attempts, received_at, due_at, last_error) on postroom.inbox_messages to postroom_relay;

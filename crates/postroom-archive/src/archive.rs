@@ -279,3 +279,126 @@ fn decode(manifest: &Manifest, bytes: &[u8]) -> Result<Vec<ArchivedMessage>, Str
     }
     Ok(messages)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fmt;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use futures_util::stream::BoxStream;
+    use object_store::memory::InMemory;
+    use object_store::{
+        CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, PutMultipartOptions, PutOptions,
+        PutPayload, PutResult, Result,
+    };
+    use uuid::Uuid;
+
+    use super::*;
+
+    /// Says that it has stored something, and has stored something else.
+    #[derive(Debug, Default)]
+    struct Lying {
+        honest: AtomicBool,
+        inner: InMemory,
+    }
+
+    impl fmt::Display for Lying {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Lying")
+        }
+    }
+
+    #[async_trait::async_trait]
+    impl ObjectStore for Lying {
+        async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+            let mut bytes: Vec<u8> = Bytes::from(payload).to_vec();
+            if !self.honest.load(Ordering::Relaxed) && location.as_ref().ends_with(OBJECT) {
+                bytes.pop();
+            }
+            self.inner.put_opts(location, bytes.into(), options).await
+        }
+
+        async fn put_multipart_opts(
+            &self,
+            at: &Path,
+            options: PutMultipartOptions,
+        ) -> Result<Box<dyn MultipartUpload>> {
+            self.inner.put_multipart_opts(at, options).await
+        }
+
+        async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+            self.inner.get_opts(location, options).await
+        }
+
+        fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+            self.inner.delete_stream(locations)
+        }
+
+        fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+            self.inner.list(prefix)
+        }
+
+        async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+            self.inner.list_with_delimiter(prefix).await
+        }
+
+        async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+            self.inner.copy_opts(from, to, options).await
+        }
+    }
+
+    fn messages(count: i64) -> Vec<ArchivedMessage> {
+        let message = |seq| ArchivedMessage { seq, id: Uuid::from_u128(seq as u128), ..ArchivedMessage::default() };
+        (1..=count).map(message).collect()
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_read_back_is_not_stored() {
+        let store = Arc::new(Lying::default());
+        let place = Place::Folder("memory".into());
+        let archive = Archive { store: store.clone(), prefix: Path::default(), place };
+        let segment = SegmentId::from(Uuid::from_u128(7));
+        let error = archive.store(segment, messages(5)).await.unwrap_err();
+        assert!(matches!(error, ArchiveError::Damaged { .. }), "{error}");
+        store.honest.store(true, Ordering::Relaxed);
+        let manifest = archive.store(segment, messages(5)).await.unwrap();
+        assert_eq!(archive.read(&manifest).await.unwrap(), messages(5));
+        // Again, as after a death; with fewer, as when some were removed by hand; with more, which it does not have.
+        assert_eq!(archive.store(segment, messages(5)).await.unwrap(), manifest);
+        assert_eq!(archive.store(segment, messages(3)).await.unwrap(), manifest);
+        let more = archive.store(segment, messages(6)).await.unwrap();
+        assert_eq!((more.messages, archive.read(&more).await.unwrap()), (6, messages(6)));
+        let (manifests, others) = archive.manifests().await.unwrap();
+        assert_eq!((manifests, others.len()), (vec![more], 1), "the object of before has no manifest any more");
+    }
+
+    #[tokio::test]
+    async fn a_hostile_manifest_is_an_error_and_not_a_path() {
+        let store = Arc::new(InMemory::new());
+        let archive = Archive { store: store.clone(), prefix: Path::default(), place: Place::Folder("memory".into()) };
+        let segment = SegmentId::from(Uuid::from_u128(7));
+        let manifest = archive.store(segment, messages(2)).await.unwrap();
+        let name = archive.path(&manifest_of(segment));
+        let hostile: [(&str, serde_json::Value); 4] = [
+            ("object", "../../etc/passwd".into()),
+            ("format", 2.into()),
+            ("lines_bytes", u64::MAX.into()),
+            ("messages", 3.into()),
+        ];
+        for (field, value) in hostile {
+            let mut text = serde_json::to_value(&manifest).unwrap();
+            text[field] = value;
+            store.put(&name, text.to_string().into()).await.unwrap();
+            let read = async {
+                let (manifests, _) = archive.manifests().await?;
+                match manifests.first() {
+                    Some(manifest) => archive.read(manifest).await.map(drop),
+                    None => Err(archive.damaged("manifest", "refused")),
+                }
+            };
+            let error = read.await.unwrap_err();
+            assert!(matches!(error, ArchiveError::Damaged { .. }), "{field}: {error}");
+        }
+    }
+}

@@ -36,6 +36,7 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
         retention: !config.retention.parts().is_empty(),
         metrics: config.admin.is_some(),
         operations: true,
+        comparisons: !config.reconcile.is_empty(),
     };
     match store.check(needs).await {
         Ok(findings) => findings.into_iter().for_each(|finding| found(part(), finding)),

@@ -262,6 +262,7 @@ mod tests {
             routes: Vec::new(),
             inboxes: Vec::new(),
             unrouted: Vec::new(),
+            reconciled: Vec::new(),
         };
         for diagnosis in of_status(&empty) {
             assert!(known.contains(&diagnosis.code), "{} is not explained", diagnosis.code);

@@ -21,6 +21,7 @@ mod messages;
 mod migrate;
 mod operations;
 mod progress;
+mod reconcile;
 mod retention;
 mod routes;
 mod run;
@@ -93,6 +94,8 @@ enum Command {
     Prune(retention::PruneArgs),
     /// List and verify what was archived, or put messages back for a replay
     Archive(Box<archive::ArchiveArgs>),
+    /// Compare messages with the changes before them and the effects behind them
+    Reconcile(Box<reconcile::ReconcileArgs>),
     /// Prune the inbox
     Inbox(inbox::InboxArgs),
     /// List keys that wait, park or unpark a key, or skip the dead message that blocks it
@@ -191,6 +194,7 @@ fn main() -> ExitCode {
             Command::Operations(args) => operations::operations(args, cli.json).await,
             Command::Prune(args) => retention::prune(args, cli.json).await,
             Command::Archive(args) => archive::archive(*args, cli.json).await,
+            Command::Reconcile(args) => reconcile::reconcile(*args, cli.json).await,
             Command::Inbox(args) => inbox::inbox(args, cli.json).await,
             Command::Keys(args) => keys::keys(args, cli.json).await,
             Command::Routes(args) => routes::routes(args, cli.json).await,

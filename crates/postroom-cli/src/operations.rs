@@ -13,6 +13,7 @@ use crate::actor::DeedArgs;
 use crate::archive::{self, PlaceArgs};
 use crate::exit::{self, Failure};
 use crate::progress::Progress;
+use crate::reconcile;
 use crate::say::{say, show};
 use crate::table::{Table, counted, number};
 
@@ -75,6 +76,10 @@ pub struct ReplayArgs {
     /// Give them new ids: inboxes that have the messages already then take them for new ones, and apply their effects again
     #[arg(long)]
     new_id: bool,
+    /// The messages that a consumer lacks, as the comparison with this name found last (`postroom reconcile`); NAME/CONSUMER if it is
+    /// about several
+    #[arg(long, value_name = "NAME", conflicts_with = "id")]
+    missing: Option<String>,
     /// Also what was archived: it is put back into the outbox first, for a week
     #[arg(long)]
     from_archive: bool,
@@ -149,7 +154,7 @@ pub fn at(ms: i64) -> String {
 
 pub async fn replay(args: ReplayArgs, json: bool) -> Result<(), Failure> {
     let ReplayArgs { store, route, id, since, until, topic, kind, key, tenant, aggregate, all, pace, .. } = args;
-    let filter = OperationFilter {
+    let mut filter = OperationFilter {
         ids: id,
         since_ms: since,
         until_ms: until,
@@ -161,7 +166,7 @@ pub async fn replay(args: ReplayArgs, json: bool) -> Result<(), Failure> {
         error: None,
         group: None,
     };
-    if filter.is_everything() && !all {
+    if filter.is_everything() && args.missing.is_none() && !all {
         let text = "without a filter, `replay` requires --all; --dry-run shows what would be sent again";
         return Err(Failure::new(exit::USAGE, text));
     }
@@ -173,6 +178,9 @@ pub async fn replay(args: ReplayArgs, json: bool) -> Result<(), Failure> {
     let archive = args.from_archive.then(|| args.archive.open(&store)).transpose()?;
     let store = store.open()?;
     let route = the_route(store.as_ref(), route).await?;
+    if let Some(name) = &args.missing {
+        filter.ids = reconcile::missing(store.as_ref(), name).await?;
+    }
     match &archive {
         Some(archive) if args.dry_run => {
             let matching = archive::count(archive, &filter).await?;
@@ -204,7 +212,7 @@ pub async fn replay(args: ReplayArgs, json: bool) -> Result<(), Failure> {
 }
 
 /// The route that was named, or the only one there is.
-async fn the_route(store: &dyn Store, named: Option<String>) -> Result<String, Failure> {
+pub async fn the_route(store: &dyn Store, named: Option<String>) -> Result<String, Failure> {
     let routes: Vec<String> = store.routes().await?.into_iter().map(|route| route.route).collect();
     match (named, routes.as_slice()) {
         (Some(named), known) if known.contains(&named) => Ok(named),

@@ -18,6 +18,7 @@ use crate::archiver::Archiver;
 use crate::carrier;
 use crate::config::{self, Config, Routed};
 use crate::exit::{self, Failure};
+use crate::reconcile;
 use crate::retention;
 use crate::say::{say, show};
 use crate::store;
@@ -101,6 +102,9 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     if !config.retention.parts().is_empty() {
         let archive = config.archive.as_ref().map(Archiver::open).transpose()?;
         tokio::spawn(retention::keep_to(config.retention.clone(), store.clone(), archive));
+    }
+    if !config.reconcile.is_empty() {
+        tokio::spawn(reconcile::keep_comparing(config.clone(), store.clone()));
     }
     show_on_signal(config.clone(), now, inboxes_now)?;
     announce(&config, &owner);

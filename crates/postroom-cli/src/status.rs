@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use postroom::{InboxStatus, RouteStatus, StoreStatus, UnroutedTopic, WorkerStatus};
+use postroom::{InboxStatus, ReconciledStatus, RouteStatus, StoreStatus, UnroutedTopic, WorkerStatus};
 use serde::Serialize;
 
 use crate::StoreArgs;
@@ -51,6 +51,7 @@ enum Kind {
     Dead,
     Unrouted,
     Inbox,
+    Reconcile,
     Age,
 }
 
@@ -68,7 +69,12 @@ fn condition(text: &str) -> Result<Condition, String> {
         None if text == "dead" => Condition::Kind(Kind::Dead),
         None if text == "unrouted" => Condition::Kind(Kind::Unrouted),
         None if text == "inbox" => Condition::Kind(Kind::Inbox),
-        _ => return Err("use any, relay, sink, dead, retry, unrouted, inbox, age=TIME or backlog=N".to_owned()),
+        None if text == "reconcile" => Condition::Kind(Kind::Reconcile),
+        _ => {
+            return Err(
+                "use any, relay, sink, dead, retry, unrouted, inbox, reconcile, age=TIME or backlog=N".to_owned()
+            );
+        }
     })
 }
 
@@ -299,6 +305,29 @@ fn attention(status: &StoreStatus) -> Vec<Attention> {
                 duration(*oldest_seconds)
             ),
         ));
+    }
+    for reconciled in &status.reconciled {
+        let ReconciledStatus { name, seconds_ago, missing, strangers, days } = reconciled;
+        let parts = [
+            (*missing, "messages that a consumer lacks"),
+            (*strangers, "messages that a consumer has and the outbox has not"),
+            (*days, "days on which business changes and messages differ"),
+        ];
+        let parts: Vec<String> = parts
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{} {what}", number(*count, false)))
+            .collect();
+        if !parts.is_empty() {
+            found.push(Attention::new(
+                Kind::Reconcile,
+                format!(
+                    "comparison {name} found {} {} ago; `postroom reconcile report {name}` tells more",
+                    parts.join(", "),
+                    duration(*seconds_ago)
+                ),
+            ));
+        }
     }
     found
 }

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Archivable, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis, Expired,
-    Finding, Forgotten, Headline, Keeper, KeyDeed, Listed, Message, MessageFilter, MessageId, MigrateError, Migrated,
-    MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Reception, Removed, Restored,
-    Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper, ShownOperation, ShownRoute, Side,
-    Source, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Survey, Sweep, Turn, UnroutedTopic, Vitals,
-    WaitingKey, Wake, Whereabouts,
+    Archivable, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis, Expired, Fate,
+    Finding, Forgotten, Headline, IdPrints, Keeper, KeyDeed, Listed, Message, MessageFilter, MessageId, MigrateError,
+    Migrated, MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Reception, Reconcilable,
+    Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper,
+    ShownOperation, ShownRoute, Side, Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage,
+    Survey, Sweep, Tally, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Wake, Whereabouts,
 };
 
 use crate::Postgres;
@@ -18,7 +18,7 @@ use crate::connect::{Connector, InvalidUrl};
 use crate::inbox::PostgresSession;
 use crate::link::{Link, Server};
 use crate::log::{Listener, LogSource};
-use crate::operate::{archive, operations};
+use crate::operate::{archive, operations, reconcile};
 use crate::operate::{while_it_answers, with_blockers, within};
 use crate::{migrate, operate};
 
@@ -109,6 +109,8 @@ impl Database {
         &self.connector
     }
 }
+
+const COMPARE: &str = "compare messages with effects";
 
 #[async_trait]
 impl Operator for Database {
@@ -291,6 +293,61 @@ impl Archivable for Database {
     async fn forget_restored(&self) -> Result<u64, StoreError> {
         let work = archive::forget_restored(&self.connector);
         within(&self.connector, "remove what came back from the archive", work).await
+    }
+}
+
+#[async_trait]
+impl Reconcilable for Database {
+    async fn outbox_times(&self) -> Result<Option<Span>, StoreError> {
+        within(&self.connector, COMPARE, reconcile::outbox_times(&self.connector)).await
+    }
+
+    async fn outbox_prints(&self, topics: &TopicFilter, span: Span, piece_ms: i64) -> Result<IdPrints, StoreError> {
+        within(&self.connector, COMPARE, reconcile::outbox_prints(&self.connector, topics, span, piece_ms)).await
+    }
+
+    async fn outbox_ids(&self, topics: &TopicFilter, span: Span) -> Result<Vec<MessageId>, StoreError> {
+        within(&self.connector, COMPARE, reconcile::outbox_ids(&self.connector, topics, span)).await
+    }
+
+    async fn inbox_begins(&self, consumer: &Consumer) -> Result<Option<i64>, StoreError> {
+        within(&self.connector, COMPARE, reconcile::inbox_begins(&self.connector, consumer)).await
+    }
+
+    async fn inbox_prints(&self, consumer: &Consumer, span: Span, piece_ms: i64) -> Result<IdPrints, StoreError> {
+        within(&self.connector, COMPARE, reconcile::inbox_prints(&self.connector, consumer, span, piece_ms)).await
+    }
+
+    async fn inbox_ids(&self, consumer: &Consumer, span: Span) -> Result<Vec<MessageId>, StoreError> {
+        within(&self.connector, COMPARE, reconcile::inbox_ids(&self.connector, consumer, span)).await
+    }
+
+    async fn inbox_unhandled(&self, consumer: &Consumer, span: Span) -> Result<Unhandled, StoreError> {
+        within(&self.connector, COMPARE, reconcile::inbox_unhandled(&self.connector, consumer, span)).await
+    }
+
+    async fn dead_at(&self, consumer: &Consumer, ids: &[MessageId]) -> Result<Vec<MessageId>, StoreError> {
+        within(&self.connector, COMPARE, reconcile::dead_at(&self.connector, consumer, ids)).await
+    }
+
+    async fn fates(&self, route: &str, ids: &[MessageId]) -> Result<Vec<(MessageId, Fate)>, StoreError> {
+        within(&self.connector, COMPARE, reconcile::fates(&self.connector, route, ids)).await
+    }
+
+    async fn tallies(&self, route: &str, topics: &TopicFilter, span: Span) -> Result<Vec<Tally>, StoreError> {
+        within(&self.connector, COMPARE, reconcile::tallies(&self.connector, route, topics, span)).await
+    }
+
+    async fn business(&self, query: &str, span: Span) -> Result<Vec<(Option<String>, String, u64)>, StoreError> {
+        within(&self.connector, COMPARE, reconcile::business(&self.connector, query, span)).await
+    }
+
+    async fn note_reconciled(&self, result: &Reconciled) -> Result<(), StoreError> {
+        within(&self.connector, COMPARE, reconcile::note(&self.connector, result)).await
+    }
+
+    async fn reconciled(&self, name: Option<&str>) -> Result<Vec<Reconciled>, StoreError> {
+        within(&self.connector, COMPARE, reconcile::reconciled(&self.connector, name)).await
     }
 }
 

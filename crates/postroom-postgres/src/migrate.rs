@@ -148,6 +148,13 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0018_archive.sql"),
         formerly: None,
     },
+    Migration {
+        number: 19,
+        name: "reconcile",
+        locks: "nothing that exists: it creates a table",
+        sql: include_str!("../migrations/0019_reconcile.sql"),
+        formerly: None,
+    },
 ];
 
 /// What is created in this transaction means the same, whatever others have created in schemas on our search_path.

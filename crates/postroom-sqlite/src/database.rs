@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    Archivable, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis, Expired,
-    Finding, Forgotten, Headline, Keeper, KeyDeed, Listed, Message, MessageFilter, MessageId, MigrateError, Migrated,
-    MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Reception, Removed, Restored,
-    Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper, ShownOperation, ShownRoute, Side,
-    Source, StartAt, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Survey, Sweep, Turn, UnroutedTopic,
-    Vitals, WaitingKey, Whereabouts, redact_url,
+    Archivable, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis, Expired, Fate,
+    Finding, Forgotten, Headline, IdPrints, Keeper, KeyDeed, Listed, Message, MessageFilter, MessageId, MigrateError,
+    Migrated, MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Reception, Reconcilable,
+    Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper,
+    ShownOperation, ShownRoute, Side, Source, Span, StartAt, Steer, Stepped, Store, StoreError, StoreStatus,
+    StoredMessage, Survey, Sweep, Tally, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Whereabouts,
+    redact_url,
 };
 use rusqlite::Connection;
 
@@ -19,7 +20,7 @@ use crate::Sqlite;
 use crate::connect::{connect, create_private};
 use crate::inbox::SqliteSession;
 use crate::log::SqliteSource;
-use crate::operate::{archive, operations};
+use crate::operate::{archive, operations, reconcile};
 use crate::{migrate, operate};
 
 /// A SQLite file with postroom's tables in it, or one that is to get them. All work happens on blocking threads, each call on a
@@ -65,6 +66,8 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, StoreError> {
     tokio::task::spawn_blocking(work).await.map_err(|error| StoreError::Unavailable { what, source: error.into() })
 }
+
+const COMPARE: &str = "compare messages with effects";
 
 #[async_trait]
 impl Operator for Database {
@@ -286,6 +289,76 @@ impl Archivable for Database {
 
     async fn forget_restored(&self) -> Result<u64, StoreError> {
         self.on_thread("remove what came back from the archive", archive::forget_restored).await
+    }
+}
+
+#[async_trait]
+impl Reconcilable for Database {
+    async fn outbox_times(&self) -> Result<Option<Span>, StoreError> {
+        self.on_thread(COMPARE, move |connection| reconcile::outbox_times(connection)).await
+    }
+
+    async fn outbox_prints(&self, topics: &TopicFilter, span: Span, piece_ms: i64) -> Result<IdPrints, StoreError> {
+        let topics = topics.clone();
+        self.on_thread(COMPARE, move |connection| reconcile::outbox_prints(connection, &topics, span, piece_ms)).await
+    }
+
+    async fn outbox_ids(&self, topics: &TopicFilter, span: Span) -> Result<Vec<MessageId>, StoreError> {
+        let topics = topics.clone();
+        self.on_thread(COMPARE, move |connection| reconcile::outbox_ids(connection, &topics, span)).await
+    }
+
+    async fn inbox_begins(&self, consumer: &Consumer) -> Result<Option<i64>, StoreError> {
+        let consumer = consumer.clone();
+        self.on_thread(COMPARE, move |connection| reconcile::inbox_begins(connection, &consumer)).await
+    }
+
+    async fn inbox_prints(&self, consumer: &Consumer, span: Span, piece_ms: i64) -> Result<IdPrints, StoreError> {
+        let consumer = consumer.clone();
+        self.on_thread(COMPARE, move |connection| reconcile::inbox_prints(connection, &consumer, span, piece_ms)).await
+    }
+
+    async fn inbox_ids(&self, consumer: &Consumer, span: Span) -> Result<Vec<MessageId>, StoreError> {
+        let consumer = consumer.clone();
+        self.on_thread(COMPARE, move |connection| reconcile::inbox_ids(connection, &consumer, span)).await
+    }
+
+    async fn inbox_unhandled(&self, consumer: &Consumer, span: Span) -> Result<Unhandled, StoreError> {
+        let consumer = consumer.clone();
+        self.on_thread(COMPARE, move |connection| reconcile::inbox_unhandled(connection, &consumer, span)).await
+    }
+
+    async fn dead_at(&self, consumer: &Consumer, ids: &[MessageId]) -> Result<Vec<MessageId>, StoreError> {
+        let consumer = consumer.clone();
+        let ids = ids.to_vec();
+        self.on_thread(COMPARE, move |connection| reconcile::dead_at(connection, &consumer, &ids)).await
+    }
+
+    async fn fates(&self, route: &str, ids: &[MessageId]) -> Result<Vec<(MessageId, Fate)>, StoreError> {
+        let route = route.to_owned();
+        let ids = ids.to_vec();
+        self.on_thread(COMPARE, move |connection| reconcile::fates(connection, &route, &ids)).await
+    }
+
+    async fn tallies(&self, route: &str, topics: &TopicFilter, span: Span) -> Result<Vec<Tally>, StoreError> {
+        let route = route.to_owned();
+        let topics = topics.clone();
+        self.on_thread(COMPARE, move |connection| reconcile::tallies(connection, &route, &topics, span)).await
+    }
+
+    async fn business(&self, query: &str, span: Span) -> Result<Vec<(Option<String>, String, u64)>, StoreError> {
+        let query = query.to_owned();
+        self.on_thread(COMPARE, move |connection| reconcile::business(connection, &query, span)).await
+    }
+
+    async fn note_reconciled(&self, result: &Reconciled) -> Result<(), StoreError> {
+        let result = result.clone();
+        self.on_thread(COMPARE, move |connection| reconcile::note(connection, &result)).await
+    }
+
+    async fn reconciled(&self, name: Option<&str>) -> Result<Vec<Reconciled>, StoreError> {
+        let name = name.map(str::to_owned);
+        self.on_thread(COMPARE, move |connection| reconcile::reconciled(connection, name.as_deref())).await
     }
 }
 

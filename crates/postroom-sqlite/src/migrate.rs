@@ -18,6 +18,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (9, "sizes", include_str!("../migrations/0009_sizes.sql")),
     (10, "operations", include_str!("../migrations/0010_operations.sql")),
     (11, "archive", include_str!("../migrations/0011_archive.sql")),
+    (12, "reconcile", include_str!("../migrations/0012_reconcile.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (

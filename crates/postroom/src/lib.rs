@@ -31,6 +31,7 @@ mod order;
 mod outbox;
 mod projection;
 mod reception;
+mod reconcile;
 mod redact;
 mod retention;
 mod retry;
@@ -81,13 +82,19 @@ pub use order::{OnDead, Order, StartAt};
 pub use outbox::{EnqueueError, Outbox};
 pub use projection::NewerUpsert;
 pub use reception::{DeadFound, ReceivedPlace, Reception, ReceptionFound, WaitingFound, attempts_of};
+pub use reconcile::{
+    ConsumerCompared, DayCompared, Fate, IdPrint, IdPrints, Reconcilable, Reconciled, Span, Tally, Unhandled,
+    differing, id_ms,
+};
 pub use redact::{redact_text, redact_url};
 pub use retention::{Part, Removed, Retention, Sweep, TopicRetention};
 pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide, tidy_reason};
 pub use route::{Route, RouteChange, RouteSettings, ShownRoute};
 pub use sink::{Batch, Sink, SinkLimits};
 pub use source::{Claimed, LostLane, Noted, Report, Settled, Source, Standing, Want};
-pub use status::{InboxStatus, LinkStatus, LinkTrouble, RouteStatus, StoreStatus, UnroutedTopic, WorkerStatus};
+pub use status::{
+    InboxStatus, LinkStatus, LinkTrouble, ReconciledStatus, RouteStatus, StoreStatus, UnroutedTopic, WorkerStatus,
+};
 pub use store::{Finding, LANES_DEFAULT, MigrateError, Migrated, MigrationPlan, MigrationStep, Needs, Store};
 pub use subscription::{Answer, Arrival, Bound, Partition, Receipt, Received, Subscription};
 pub use topics::{InvalidTopicPattern, TopicFilter};

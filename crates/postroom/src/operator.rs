@@ -13,6 +13,7 @@ use crate::listing::{Forgotten, Listed, MessageFilter, StoredMessage};
 use crate::message::MessageId;
 use crate::operation::{NewOperation, OperationEffects, OperationId, ShownOperation, Steer, Stepped, Survey};
 use crate::reception::Reception;
+use crate::reconcile::Reconcilable;
 use crate::retention::{Removed, Retention, Sweep};
 use crate::route::{RouteChange, RouteSettings, ShownRoute};
 use crate::status::{StoreStatus, UnroutedTopic};
@@ -26,7 +27,7 @@ use crate::vitals::Vitals;
 /// - a deed on a key or on dead letters happens completely before or completely after what a relay records about the same key;
 /// - a message keeps its id, and its key keeps its order.
 #[async_trait]
-pub trait Operator: Archivable {
+pub trait Operator: Archivable + Reconcilable {
     /// Backlog, parked and dead messages, and who relays them.
     async fn status(&self) -> Result<StoreStatus, StoreError>;
 

@@ -19,6 +19,23 @@ pub struct StoreStatus {
     pub inboxes: Vec<InboxStatus>,
     /// Topics that no route takes, most messages first, at most 20.
     pub unrouted: Vec<UnroutedTopic>,
+    /// The newest result of each comparison of messages with effects, by name, at most 100.
+    pub reconciled: Vec<ReconciledStatus>,
+}
+
+/// What a comparison found last.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ReconciledStatus {
+    /// Its name.
+    pub name: String,
+    /// When it was made, in seconds before now.
+    pub seconds_ago: f64,
+    /// Messages that consumers lack.
+    pub missing: i64,
+    /// Messages that consumers have and the outbox has not.
+    pub strangers: i64,
+    /// Days, tenants and types of which business changes and messages differ.
+    pub days: i64,
 }
 
 /// A topic that no route takes: its messages are not sent.

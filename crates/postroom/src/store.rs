@@ -75,6 +75,8 @@ pub struct Needs {
     pub metrics: bool,
     /// Carry out operations on many messages.
     pub operations: bool,
+    /// Compare messages with effects.
+    pub comparisons: bool,
 }
 
 /// What a check found.

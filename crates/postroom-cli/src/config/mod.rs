@@ -16,14 +16,16 @@ use crate::environment::{self, Variable, overlay};
 use crate::exit::{self, Failure};
 
 mod admin;
+mod reconcile;
 mod retention;
 mod values;
 
 pub use admin::{Admin, listens_on};
+pub use reconcile::{Reconcile, ReconciledConsumer};
 pub use values::parse_duration;
 use values::{did_you_mean, duration, known, nearest, number, one_of, patterns, plain, section, text, truth};
 
-const TOP_KEYS: &[&str] = &["store", "relay", "routes", "inboxes", "retention", "archive", "admin"];
+const TOP_KEYS: &[&str] = &["store", "relay", "routes", "inboxes", "retention", "archive", "reconcile", "admin"];
 const INBOX_KEYS: &[&str] = &["consumer", "from"];
 const STORE_KEYS: &[&str] = &["url", "capacity_bytes"];
 const ARCHIVE_KEYS: &[&str] = &["url"];
@@ -45,13 +47,15 @@ pub struct Config {
     pub retention: Retention,
     /// Where messages go before they are removed; none: nowhere.
     pub archive: Option<Place>,
+    /// What is compared from time to time.
+    pub reconcile: Vec<Reconcile>,
     /// None: nothing listens.
     pub admin: Option<Admin>,
 }
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { store_url, capacity_bytes, relay, routes, inboxes, retention, archive, admin } = self;
+        let Self { store_url, capacity_bytes, relay, routes, inboxes, retention, archive, reconcile, admin } = self;
         f.debug_struct("Config")
             .field("store_url", &redact_url(store_url))
             .field("relay", relay)
@@ -59,6 +63,7 @@ impl std::fmt::Debug for Config {
             .field("inboxes", inboxes)
             .field("retention", retention)
             .field("archive", archive)
+            .field("reconcile", reconcile)
             .field("capacity_bytes", capacity_bytes)
             .field("admin", admin)
             .finish()
@@ -212,8 +217,9 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
     if archive.is_some() && !retention.parts().contains(&Part::Outbox) {
         return Err("there is an [archive], and no message ever leaves for it: set retention.outbox".to_owned());
     }
+    let reconcile = table.get("reconcile").map(reconcile::read).transpose()?.unwrap_or_default();
     let admin = section(&table, "admin")?.map(admin::read).transpose()?;
-    Ok(Config { store_url, capacity_bytes, relay, routes, inboxes, retention, archive, admin })
+    Ok(Config { store_url, capacity_bytes, relay, routes, inboxes, retention, archive, reconcile, admin })
 }
 
 fn read_inbox(index: usize, value: &Value) -> Result<Inbox, String> {

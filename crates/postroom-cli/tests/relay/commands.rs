@@ -29,7 +29,9 @@ fn schema_of(arguments: &[&str]) -> Option<&'static str> {
     let has = |argument: &str| arguments.contains(&argument);
     let of = |command: &str, verbs: &[&str]| has(command) && verbs.iter().any(|verb| has(verb));
     let act_on_many = has("--group") || has("--canary") || has("--rate") || has("--wait");
-    let known: [(bool, &str); 34] = [
+    let known: [(bool, &str); 36] = [
+        (of("reconcile", &["run", "report"]), "reconcile"),
+        (of("reconcile", &["show"]), "reconcile-show"),
         (of("archive", &["list"]), "archive-list"),
         (of("archive", &["verify"]), "archive-verify"),
         (of("archive", &["restore"]), "archive-restore"),
@@ -73,7 +75,7 @@ pub fn holds_to(name: &str, line: &str, about: &[&str]) {
     // The demo's ledger is for people; a check that fails has its answer all the same.
     if name == "demo"
         || (name == "error"
-            && ["check", "status", "doctor", "health", "verify", "restore", "--wait"]
+            && ["check", "status", "doctor", "health", "verify", "restore", "reconcile", "--wait"]
                 .iter()
                 .any(|command| about.contains(command)))
     {

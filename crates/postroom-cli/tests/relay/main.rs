@@ -17,6 +17,7 @@ mod operators;
 mod outages;
 mod poison;
 mod receiving;
+mod reconcile;
 mod rig;
 mod stops;
 mod unroutable;

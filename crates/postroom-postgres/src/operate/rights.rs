@@ -58,6 +58,7 @@ const WHAT_METRICS_NEED: &str = "
     select table postroom.sizes
     select table postroom.operation_watch
     select columns(id,kind) postroom.operations
+    select table postroom.reconciliations
     select table postroom.inbox
     select table postroom.inbox_fillers
     select columns(consumer) postroom.dead_consume
@@ -67,6 +68,13 @@ const WHAT_OPERATIONS_NEED: &str = "
     execute function postroom.operations_due(integer)
     execute function postroom.operation_step(uuid, bigint[], bigint, bigint, boolean)
     select columns(consumer,seq,message_id,type,topic,ordering_key,died_at,cause,error,tenant_id,aggregate_id) postroom.dead_consume";
+
+const WHAT_COMPARISONS_NEED: &str = "
+    execute function postroom.note_reconciled(text, bigint, bigint, bigint, jsonb)
+    select table postroom.reconciliations
+    select table postroom.inbox
+    select columns(consumer,message_id) postroom.dead_consume
+    select columns(consumer,message_id,state) postroom.inbox_messages";
 
 /// Grants that this session's role lacks, as statements to run. Objects that do not exist are not listed: the schema is another one.
 pub(crate) async fn missing_grants(
@@ -79,6 +87,7 @@ pub(crate) async fn missing_grants(
         (needs.retention, WHAT_RETENTION_NEEDS),
         (needs.metrics, WHAT_METRICS_NEED),
         (needs.operations, WHAT_OPERATIONS_NEED),
+        (needs.comparisons, WHAT_COMPARISONS_NEED),
     ];
     let lines = needed.iter().filter(|(needed, _)| *needed).flat_map(|(_, lines)| lines.lines());
     let rights = lines.filter_map(|line| {

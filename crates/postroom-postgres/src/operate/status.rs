@@ -1,7 +1,8 @@
 //! What `postroom status` shows of a PostgreSQL store.
 
 use postroom::{
-    InboxStatus, LinkStatus, LinkTrouble, RouteStatus, StoreError, StoreStatus, UnroutedTopic, WorkerStatus,
+    InboxStatus, LinkStatus, LinkTrouble, ReconciledStatus, RouteStatus, StoreError, StoreStatus, UnroutedTopic,
+    WorkerStatus,
 };
 use tokio_postgres::{Row, Transaction};
 
@@ -37,7 +38,30 @@ pub(crate) async fn status(connector: &Connector) -> Result<StoreStatus, StoreEr
     let unrouted = unrouted(&tx).await.map_err(failed)?;
     let routes = rows.iter().map(|row| route(row, &relays)).collect::<Result<_, _>>().map_err(failed)?;
     let schema_version = version.unwrap_or_default();
-    Ok(StoreStatus { store: "postgres", schema_version, outbox_rows, outbox_rows_is_bound, routes, inboxes, unrouted })
+    let sql = "select distinct on (r.name) r.name, extract(epoch from clock_timestamp() - r.at)::float8, r.missing, r.strangers, r.days
+                 from postroom.reconciliations r order by r.name, r.at desc limit 100";
+    let rows = tx.query(sql, &[]).await.map_err(failed)?;
+    let reconciled = rows.iter().map(reconciled).collect::<Result<_, _>>().map_err(failed)?;
+    Ok(StoreStatus {
+        store: "postgres",
+        schema_version,
+        outbox_rows,
+        outbox_rows_is_bound,
+        routes,
+        inboxes,
+        unrouted,
+        reconciled,
+    })
+}
+
+fn reconciled(row: &Row) -> Result<ReconciledStatus, tokio_postgres::Error> {
+    Ok(ReconciledStatus {
+        name: shown(row, 0)?,
+        seconds_ago: row.try_get(1)?,
+        missing: row.try_get(2)?,
+        strangers: row.try_get(3)?,
+        days: row.try_get(4)?,
+    })
 }
 
 fn route(row: &Row, relays: &[(String, WorkerStatus)]) -> Result<RouteStatus, tokio_postgres::Error> {

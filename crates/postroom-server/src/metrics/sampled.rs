@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use postroom::{InboxStatus, RouteStatus, StoreStatus, Vitals};
+use postroom::{InboxStatus, ReconciledStatus, RouteStatus, StoreStatus, Vitals};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
@@ -97,6 +97,7 @@ impl Collector for Sampled {
             let omitted =
                 status.routes.len().saturating_sub(NAMES_MAX) + status.inboxes.len().saturating_sub(NAMES_MAX);
             gauge(e, "omitted_names", None, help, &one(omitted as f64))?;
+            reconciled(e, &status.reconciled)?;
         }
         match known.vitals.as_ref().and_then(|sample| sample.if_newer(SIZES_STALE_AFTER)) {
             Some(vitals) => sizes(e, vitals, self.capacity_bytes),
@@ -188,6 +189,20 @@ fn inboxes(e: &mut DescriptorEncoder<'_>, inboxes: &[InboxStatus]) -> fmt::Resul
         help,
         &of(&|inbox| f64::from(u8::from(inbox.filler.as_ref().is_some_and(|filler| filler.alive)))),
     )
+}
+
+fn reconciled(e: &mut DescriptorEncoder<'_>, reconciled: &[ReconciledStatus]) -> fmt::Result {
+    let of = |value: &dyn Fn(&ReconciledStatus) -> f64| -> Values {
+        reconciled.iter().map(|one| (vec![("reconcile", named(&one.name))], value(one))).collect()
+    };
+    let help = "Age of the last comparison of messages with effects";
+    gauge(e, "reconcile_age", Some(Unit::Seconds), help, &of(&|one| one.seconds_ago))?;
+    let help = "Messages that were sent and that a consumer lacks, as the last comparison found";
+    gauge(e, "reconcile_missing_messages", None, help, &of(&|one| one.missing as f64))?;
+    let help = "Messages that a consumer has and the outbox has not, as the last comparison found";
+    gauge(e, "reconcile_stranger_messages", None, help, &of(&|one| one.strangers as f64))?;
+    let help = "Days, tenants and types of which business changes and messages differ, as the last comparison found";
+    gauge(e, "reconcile_differing_days", None, help, &of(&|one| one.days as f64))
 }
 
 fn sizes(e: &mut DescriptorEncoder<'_>, vitals: &Vitals, capacity_bytes: Option<i64>) -> fmt::Result {

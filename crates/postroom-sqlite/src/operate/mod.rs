@@ -8,6 +8,7 @@ mod listing;
 pub(crate) mod operations;
 mod prune;
 mod receptions;
+pub(crate) mod reconcile;
 mod retain;
 pub(crate) mod routes;
 pub(crate) mod status;

@@ -1,7 +1,8 @@
 //! What `postroom status` shows of a SQLite store.
 
 use postroom::{
-    InboxStatus, LinkStatus, LinkTrouble, RouteStatus, StoreError, StoreStatus, UnroutedTopic, WorkerStatus,
+    InboxStatus, LinkStatus, LinkTrouble, ReconciledStatus, RouteStatus, StoreError, StoreStatus, UnroutedTopic,
+    WorkerStatus,
 };
 use rusqlite::{Connection, Row};
 
@@ -68,6 +69,24 @@ pub(crate) fn status(connection: &Connection) -> Result<StoreStatus, StoreError>
         routes: rows(connection, &sql, route).map_err(failed)?,
         inboxes: rows(connection, &inboxes_sql(), inbox).map_err(failed)?,
         unrouted: unrouted_topics(connection)?,
+        reconciled: rows(connection, &reconciled_sql(), reconciled).map_err(failed)?,
+    })
+}
+
+fn reconciled_sql() -> String {
+    format!(
+        "select r.name, ({NOW} - r.at_ms) / 1000.0, r.missing, r.strangers, r.days from postroom_reconciliations r
+          where r.at_ms = (select max(n.at_ms) from postroom_reconciliations n where n.name = r.name) order by r.name limit 100"
+    )
+}
+
+fn reconciled(row: &Row<'_>) -> Result<ReconciledStatus, rusqlite::Error> {
+    Ok(ReconciledStatus {
+        name: row.get(0)?,
+        seconds_ago: row.get(1)?,
+        missing: row.get(2)?,
+        strangers: row.get(3)?,
+        days: row.get(4)?,
     })
 }
 

@@ -1,0 +1,212 @@
+//! Compares messages with changes before them and effects behind them.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Instant, UNIX_EPOCH};
+
+use postroom::{
+    ConsumerCompared, DayCompared, Fate, IdPrint, IdPrints, MessageId, Reconciled, Span, Store, StoreError, Tally,
+    TopicFilter, differing, id_ms,
+};
+
+use super::{Comparison, Inbox};
+
+/// Ids are counted by pieces of this length, and read only where two pieces differ.
+const PIECE_MS: i64 = 60_000;
+/// One query is about at most so much time.
+const QUERY_MS: i64 = 6 * 3_600_000;
+/// Ids that one query looks up.
+const LOOKED_UP: usize = 1_000;
+
+/// From when to when, in milliseconds since 1970; none: as configured.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Asked {
+    pub from_ms: Option<i64>,
+    pub to_ms: Option<i64>,
+}
+
+/// Compares; `progress` is told how many ids were counted.
+pub async fn compare(
+    comparison: &Comparison,
+    asked: Asked,
+    mut progress: impl FnMut(u64) + Send,
+) -> Result<Reconciled, StoreError> {
+    let Comparison { options, route, store, inboxes } = comparison;
+    let began = Instant::now();
+    let now = store.vitals().await?.now;
+    let at_ms = now.duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX));
+    let ms = |duration: std::time::Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
+    let settled = at_ms - ms(options.settles);
+    let to_ms = asked.to_ms.map_or(settled, |to| to.min(settled));
+    let mut span = Span { from_ms: asked.from_ms.unwrap_or(to_ms - ms(options.window)), to_ms };
+    let mut notes = Vec::new();
+    match store.outbox_times().await? {
+        None => notes.push("the outbox is empty".to_owned()),
+        Some(times) if times.from_ms > span.from_ms => {
+            notes.push(format!(
+                "the oldest message in the outbox is of {}; what was before it is not compared",
+                at(times.from_ms)
+            ));
+            span.from_ms = times.from_ms.min(span.to_ms);
+        }
+        Some(_) => {}
+    }
+    let mut result = Reconciled {
+        name: options.name.clone(),
+        at_ms,
+        span,
+        took_seconds: 0.0,
+        days: Vec::new(),
+        consumers: Vec::new(),
+        notes,
+    };
+    if options.business.is_some() {
+        result.days = days(comparison, route, span).await?;
+    }
+    let mut counted = 0;
+    for inbox in inboxes {
+        let topics = inbox.topics.as_ref().unwrap_or(&options.topics);
+        let mut more = |ids: u64| {
+            counted += ids;
+            progress(counted);
+        };
+        result.consumers.push(consumer(store.as_ref(), route, inbox, topics, span, &mut more).await?);
+    }
+    result.took_seconds = began.elapsed().as_secs_f64();
+    Ok(result)
+}
+
+/// A time for people.
+pub fn at(ms: i64) -> String {
+    crate::operations::at(ms)
+}
+
+/// Changes and messages by day, tenant and type.
+async fn days(comparison: &Comparison, route: &str, span: Span) -> Result<Vec<DayCompared>, StoreError> {
+    let Comparison { options, store, .. } = comparison;
+    let Some(query) = &options.business else { return Ok(Vec::new()) };
+    let mut days = Days::new();
+    for piece in span.cut(QUERY_MS) {
+        // A piece is never of two days.
+        let day: String = at(piece.from_ms).chars().take(10).collect();
+        for tally in store.tallies(route, &options.topics, piece).await? {
+            let entry = entry(&mut days, &day, &tally.tenant, &tally.kind);
+            entry.messages.committed += tally.committed;
+            entry.messages.waiting += tally.waiting;
+            entry.messages.dead += tally.dead;
+        }
+        for (tenant, kind, changes) in store.business(query, piece).await? {
+            let entry = entry(&mut days, &day, &tenant, &kind);
+            entry.changes = Some(entry.changes.unwrap_or(0) + changes);
+        }
+    }
+    Ok(days.into_values().collect())
+}
+
+type Days = BTreeMap<(String, Option<String>, String), DayCompared>;
+
+fn entry<'a>(days: &'a mut Days, day: &str, tenant: &Option<String>, kind: &str) -> &'a mut DayCompared {
+    days.entry((day.to_owned(), tenant.clone(), kind.to_owned())).or_insert_with(|| DayCompared {
+        day: day.to_owned(),
+        messages: Tally { tenant: tenant.clone(), kind: kind.to_owned(), committed: 0, waiting: 0, dead: 0 },
+        changes: Some(0),
+    })
+}
+
+fn ids_of(prints: &IdPrints) -> u64 {
+    prints.values().map(|print: &IdPrint| print.ids).sum()
+}
+
+/// Messages and effects of one consumer.
+async fn consumer(
+    store: &dyn Store,
+    route: &str,
+    inbox: &Inbox,
+    topics: &TopicFilter,
+    span: Span,
+    progress: &mut (dyn FnMut(u64) + Send),
+) -> Result<ConsumerCompared, StoreError> {
+    let Inbox { consumer, store: theirs, .. } = inbox;
+    let begins = theirs.inbox_begins(consumer).await?.unwrap_or(i64::MAX);
+    let mut compared = ConsumerCompared {
+        consumer: consumer.to_string(),
+        store: theirs.shown(),
+        expected: 0,
+        received: 0,
+        waiting: 0,
+        dead: 0,
+        unsent: 0,
+        dead_on_route: 0,
+        before_inbox: 0,
+        missing: 0,
+        strangers: 0,
+        missing_ids: Vec::new(),
+        stranger_ids: Vec::new(),
+        ids_read: 0,
+    };
+    for piece in span.cut(QUERY_MS) {
+        // Messages first: what arrives in between is no stranger.
+        let written = store.outbox_prints(topics, piece, PIECE_MS).await?;
+        let received = theirs.inbox_prints(consumer, piece, PIECE_MS).await?;
+        let unhandled = theirs.inbox_unhandled(consumer, piece).await?;
+        compared.expected += ids_of(&written);
+        compared.received += ids_of(&received);
+        compared.waiting += unhandled.waiting;
+        compared.dead += unhandled.dead;
+        progress(ids_of(&written) + ids_of(&received));
+        for differs in differing(&written, &received, PIECE_MS) {
+            let differs = Span { from_ms: differs.from_ms.max(piece.from_ms), to_ms: differs.to_ms.min(piece.to_ms) };
+            let written = store.outbox_ids(topics, differs).await?;
+            let received = theirs.inbox_ids(consumer, differs).await?;
+            compared.ids_read += (written.len() + received.len()) as u64;
+            let (has, had): (HashSet<_>, HashSet<_>) = (received.iter().collect(), written.iter().collect());
+            let lacking: Vec<MessageId> = written.iter().filter(|id| !has.contains(id)).copied().collect();
+            let strange: Vec<MessageId> = received.iter().filter(|id| !had.contains(id)).copied().collect();
+            for some in lacking.chunks(LOOKED_UP) {
+                judge(store, route, inbox, begins, some, &mut compared).await?;
+            }
+            for some in strange.chunks(LOOKED_UP) {
+                // One of another topic is no stranger.
+                let known: HashSet<_> = store.fates(route, some).await?.into_iter().map(|(id, _)| id).collect();
+                let strangers = some.iter().filter(|id| !known.contains(id));
+                for id in strangers {
+                    compared.strangers += 1;
+                    keep(&mut compared.stranger_ids, *id);
+                }
+            }
+        }
+    }
+    Ok(compared)
+}
+
+fn keep(ids: &mut Vec<MessageId>, id: MessageId) {
+    if ids.len() < ConsumerCompared::SHOWN {
+        ids.push(id);
+    }
+}
+
+/// Why a consumer lacks these.
+async fn judge(
+    store: &dyn Store,
+    route: &str,
+    inbox: &Inbox,
+    begins: i64,
+    ids: &[MessageId],
+    compared: &mut ConsumerCompared,
+) -> Result<(), StoreError> {
+    let fates = store.fates(route, ids).await?;
+    // Kept as a dead letter without having been in the inbox; it is among the dead already.
+    let dead: HashSet<MessageId> = inbox.store.dead_at(&inbox.consumer, ids).await?.into_iter().collect();
+    for (id, fate) in fates {
+        match fate {
+            Fate::Waiting => compared.unsent += 1,
+            Fate::Dead => compared.dead_on_route += 1,
+            Fate::Passed if dead.contains(&id) => {}
+            Fate::Passed if id_ms(id.as_uuid()) < begins => compared.before_inbox += 1,
+            Fate::Passed => {
+                compared.missing += 1;
+                keep(&mut compared.missing_ids, id);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! Messages are compared with changes and effects, whichever stores the two sides are in.
+
+use std::path::Path;
+
+use postroom_testkit::surroundings;
+use uuid::{NoContext, Timestamp, Uuid};
+
+use crate::commands::{json, postroom, text};
+use crate::operators::{Running, stores, until};
+
+const DAY: u64 = 24 * 3600;
+
+/// Runs statements on either kind of store.
+async fn execute(store: &str, sql: &str) {
+    match store.strip_prefix("sqlite:") {
+        Some(file) => postroom_sqlite::connect(Path::new(file))
+            .unwrap()
+            .execute_batch(&sql.replace("postroom.", "postroom_"))
+            .unwrap(),
+        None => postroom_testkit::postgres::connect(store).await.batch_execute(sql).await.unwrap(),
+    }
+}
+
+fn received(consumer: &str, ids: &[Uuid]) -> String {
+    let rows: Vec<String> = ids.iter().map(|id| format!("('{consumer}', '{id}')")).collect();
+    format!("insert into postroom.inbox (consumer, message_id) values {}", rows.join(", "))
+}
+
+fn forgotten(table: &str, column: &str, ids: &[Uuid]) -> String {
+    let ids: Vec<String> = ids.iter().map(|id| format!("'{id}'")).collect();
+    format!("delete from postroom.{table} where {column} in ({})", ids.join(", "))
+}
+
+/// M71: exactly what is missing is found, on both sides, in other databases too; and from there it is replayed.
+#[tokio::test]
+async fn exactly_what_is_missing_is_found_and_replayed() {
+    let (_database, stores) = stores().await;
+    for (store, other) in [(&stores[0], &stores[1]), (&stores[1], &stores[0])] {
+        // Of thirty days.
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+        let ids: Vec<Uuid> = (0..900)
+            .map(|n: u64| Uuid::new_v7(Timestamp::from_unix(NoContext, now - 30 * DAY + n * 30 * DAY / 900, 0)))
+            .collect();
+        execute(store, "create table orders (tenant text, kind text, day bigint, message text)").await;
+        for (n, chunk) in ids.chunks(100).enumerate() {
+            let rows: Vec<String> =
+                chunk.iter().map(|id| format!("('{id}', 'orders', 'order.placed', 'x', 'k{n}', 'acme')")).collect();
+            execute(
+                store,
+                &format!(
+                    "insert into postroom.outbox (id, topic, type, payload, key, tenant_id) values {}",
+                    rows.join(", ")
+                ),
+            )
+            .await;
+            let ms = |id: &Uuid| postroom::id_ms(id);
+            let changes: Vec<String> =
+                chunk.iter().map(|id| format!("('acme', 'order.placed', {}, '{id}')", ms(id))).collect();
+            execute(store, &format!("insert into orders values {}", changes.join(", "))).await;
+        }
+        let out = surroundings::scratch("reconciled").join("out.jsonl");
+        let sink = format!("kind = \"file\"\npath = {out:?}\n");
+        {
+            let _relay = Running::relay(store, &sink);
+            until(store, "it is sent", |status| {
+                status["routes"][0]["backlog"] == 0 && status["routes"][0]["lanes_held"].as_i64() > Some(0)
+            });
+        }
+        let mut here = ids.clone();
+        let missing_here: Vec<Uuid> = [5, 6, 450, 899].iter().map(|n| ids[*n]).collect();
+        here.retain(|id| !missing_here.contains(id));
+        execute(store, &received("billing", &here)).await;
+        let missing_there = vec![ids[10]];
+        let there: Vec<Uuid> = ids.iter().filter(|id| !missing_there.contains(id)).copied().collect();
+        execute(other, &received("mail", &there)).await;
+        let removed = vec![ids[100], ids[700]];
+        execute(store, &forgotten("outbox", "id", &removed)).await;
+        execute(store, &format!("delete from orders where message = '{}'", ids[300])).await;
+
+        let config = surroundings::scratch("reconcile").join("postroom.toml");
+        let business = match store.starts_with("sqlite") {
+            true => "select tenant, kind, count(*) from orders where day >= ?1 and day < ?2 group by 1, 2",
+            false => {
+                "select tenant, kind, count(*) from orders where day >= extract(epoch from $1::timestamptz) * 1000 and day < extract(epoch from $2::timestamptz) * 1000 group by 1, 2"
+            }
+        };
+        let text_of = format!(
+            "[store]\nurl = {store:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\n{sink}[[reconcile]]\nname = \"orders\"\ntopics = [\"orders\"]\n\
+             window = \"31d\"\nsettles = \"0s\"\nbusiness = {business:?}\n[[reconcile.consumers]]\nconsumer = \"billing\"\n\
+             [[reconcile.consumers]]\nconsumer = \"mail\"\nstore = {other:?}\n"
+        );
+        std::fs::write(&config, text_of).unwrap();
+        let config = config.to_str().unwrap();
+        let run = || postroom(&["--json", "reconcile", "run", "--config", config]);
+        let compared = run();
+        assert_eq!(compared.status.code(), Some(1), "{compared:?}");
+        let result = &json(&compared)["reconciled"][0];
+        let consumer = |name: &str| {
+            let all = result["consumers"].as_array().unwrap();
+            all.iter().find(|one| one["consumer"] == name).unwrap().clone()
+        };
+        let ids_in = |value: &serde_json::Value| -> Vec<Uuid> {
+            let mut ids: Vec<Uuid> =
+                value.as_array().unwrap().iter().map(|id| id.as_str().unwrap().parse().unwrap()).collect();
+            ids.sort_unstable();
+            ids
+        };
+        for (name, missing) in [("billing", &missing_here), ("mail", &missing_there)] {
+            let found = consumer(name);
+            assert_eq!((&found["expected"], &found["missing"]), (&898.into(), &missing.len().into()), "{found}");
+            assert_eq!(
+                (ids_in(&found["missing_ids"]), ids_in(&found["stranger_ids"])),
+                (missing.clone(), removed.clone())
+            );
+            let read = found["ids_read"].as_u64().unwrap();
+            assert!(read < 100, "{read} ids were read for {} differences", missing.len() + removed.len());
+        }
+        let differing: Vec<(i64, i64)> = result["days"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|day| (day["changes"].as_i64().unwrap(), day["committed"].as_i64().unwrap()))
+            .filter(|(changes, committed)| changes != committed)
+            .collect();
+        assert_eq!(differing.len(), 3, "one change and two messages are gone: {result}");
+
+        let show =
+            json(&postroom(&["--json", "reconcile", "show", "orders", "--consumer", "billing", "--store", store]));
+        assert_eq!((&show["total"], &show["messages"][0]["type"]), (&4.into(), &"order.placed".into()), "{show}");
+        let ambiguous = postroom(&["replay", "--missing", "orders", "--dry-run", "--store", store]);
+        assert!(text(&ambiguous.stderr).contains("name one of the consumers: billing, mail"), "{ambiguous:?}");
+        let status = json(&postroom(&["--json", "status", "--store", store]));
+        assert_eq!(
+            (&status["reconciled"][0]["missing"], &status["reconciled"][0]["strangers"]),
+            (&5.into(), &4.into())
+        );
+        assert!(status["attention"].as_array().unwrap().iter().any(|found| found["kind"] == "reconcile"), "{status}");
+        let failing = postroom(&["status", "--store", store, "--fail-on", "reconcile"]);
+        assert_eq!(failing.status.code(), Some(1));
+
+        // From the difference to its end.
+        let before = std::fs::read_to_string(&out).unwrap().lines().count();
+        {
+            let _relay = Running::relay(store, &sink);
+            let replay = [
+                "--json",
+                "replay",
+                "--missing",
+                "orders/billing",
+                "--wait",
+                "--reason",
+                "billing lost four",
+                "--store",
+                store,
+            ];
+            let replayed = json(&postroom(&replay));
+            assert_eq!(replayed["done"], 4, "{replayed}");
+        }
+        assert_eq!(std::fs::read_to_string(&out).unwrap().lines().count(), before + 4);
+        execute(store, &received("billing", &missing_here)).await;
+        execute(other, &received("mail", &missing_there)).await;
+        execute(store, &forgotten("inbox", "message_id", &removed)).await;
+        execute(other, &forgotten("inbox", "message_id", &removed)).await;
+        execute(store, &forgotten("orders", "message", &removed).replace("postroom.", "")).await;
+        let lost_change =
+            format!("insert into orders values ('acme', 'order.placed', {}, 'again')", postroom::id_ms(&ids[300]));
+        execute(store, &lost_change).await;
+        let compared = run();
+        assert_eq!(compared.status.code(), Some(0), "{compared:?}");
+        execute(other, "delete from postroom.inbox where consumer = 'mail'").await;
+    }
+}
+
+/// What is on its way, dead, or before a consumer began is no missing message.
+#[tokio::test]
+async fn what_is_on_its_way_is_not_missing() {
+    let (_database, stores) = stores().await;
+    for store in &stores {
+        let send = |kind: &str| {
+            let sent =
+                postroom(&["--json", "send", "--topic", "orders", "--type", kind, "--payload", "x", "--store", store]);
+            json(&sent)["id"].as_str().unwrap().parse::<Uuid>().unwrap()
+        };
+        send("early");
+        let handled = send("handled");
+        let dead_there = send("dead");
+        let out = surroundings::scratch("on-its-way").join("out.jsonl");
+        let sink = format!("kind = \"file\"\npath = {out:?}\n");
+        {
+            let _relay = Running::relay(store, &sink);
+            until(store, "it is sent", |status| {
+                status["routes"][0]["backlog"] == 0 && status["routes"][0]["lanes_held"].as_i64() > Some(0)
+            });
+        }
+        send("unsent");
+        execute(store, &received("billing", &[handled])).await;
+        let id = if store.starts_with("sqlite") { "id" } else { "message_id" };
+        execute(
+            store,
+            &format!(
+                "insert into postroom.dead_consume (consumer, {id}, seq, attempts, cause, error, topic, type, payload, content_type)
+                 values ('billing', '{dead_there}', 1, 1, 'permanent', 'no', 'orders', 'dead', 'x', 'text/plain')"
+            ),
+        )
+        .await;
+        let config = surroundings::scratch("on-its-way").join("postroom.toml");
+        let text_of = format!(
+            "[store]\nurl = {store:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\n{sink}[[reconcile]]\nname = \"orders\"\n\
+             settles = \"0s\"\n[[reconcile.consumers]]\nconsumer = \"billing\"\n"
+        );
+        std::fs::write(&config, &text_of).unwrap();
+        let compared = postroom(&["--json", "reconcile", "run", "--config", config.to_str().unwrap()]);
+        assert_eq!(compared.status.code(), Some(0), "{compared:?}");
+        let one = json(&compared)["reconciled"][0]["consumers"][0].clone();
+        assert_eq!((&one["expected"], &one["received"], &one["missing"]), (&4.into(), &1.into(), &0.into()), "{one}");
+        assert_eq!((&one["unsent"], &one["dead"], &one["before_inbox"]), (&1.into(), &1.into(), &1.into()), "{one}");
+        // What has not settled is not looked at.
+        std::fs::write(&config, text_of.replace("\"0s\"", "\"15m\"")).unwrap();
+        let compared = json(&postroom(&["--json", "reconcile", "run", "--config", config.to_str().unwrap()]));
+        assert_eq!(compared["reconciled"][0]["consumers"][0]["expected"], 0, "{compared}");
+    }
+}
