@@ -11,6 +11,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use postroom::{ArchivedMessage, SegmentId, crash_point};
 use sha2::{Digest, Sha256};
+use uuid::Uuid;
 
 use crate::line;
 use crate::manifest::Manifest;
@@ -39,7 +40,7 @@ pub enum ArchiveError {
         source: object_store::Error,
     },
     /// What was read is not what was written.
-    #[error("the archive {place} has {object} damaged: {problem}")]
+    #[error("read {object} in the archive {place}: {problem}")]
     Damaged {
         /// Which archive.
         place: String,
@@ -51,6 +52,17 @@ pub enum ArchiveError {
     /// A message that has no line.
     #[error("write a message as JSON")]
     Line(#[from] serde_json::Error),
+}
+
+/// What an archive has.
+#[derive(Debug, Clone, Default)]
+pub struct Found {
+    /// Of whole segments, as far as the manifests tell; oldest first.
+    pub manifests: Vec<Manifest>,
+    /// Manifests that cannot be read, and why.
+    pub damaged: Vec<(String, String)>,
+    /// Objects that no manifest names: of segments that were not finished, or were finished by another process.
+    pub unfinished: Vec<String>,
 }
 
 /// An archive that can be reached, as far as is known without asking.
@@ -97,27 +109,43 @@ impl Archive {
     ///
     /// Two processes may do this at once: objects are named by what is in them too, so that none replaces another's, and whichever manifest
     /// is written last is about an object that is there.
-    pub async fn store(&self, segment: SegmentId, messages: Vec<ArchivedMessage>) -> Result<Manifest, ArchiveError> {
-        if let Some(manifest) = self.found(segment, &messages).await? {
+    pub async fn store(
+        &self,
+        outbox: Uuid,
+        segment: SegmentId,
+        messages: Vec<ArchivedMessage>,
+    ) -> Result<Manifest, ArchiveError> {
+        if let Some(manifest) = self.found(outbox, segment, &messages).await? {
             return Ok(manifest);
         }
         let encoded =
-            tokio::task::spawn_blocking(move || encode(segment, &messages).map(|done| (done, messages))).await;
+            tokio::task::spawn_blocking(move || encode(outbox, segment, &messages).map(|done| (done, messages))).await;
         let ((manifest, bytes), messages) = encoded.map_err(|error| serde_json::Error::io(error.into()))??;
         let put = self.failed("write a segment");
         self.store.put(&self.path(&manifest.object), bytes.into()).await.map_err(&put)?;
         crash_point("archive-object");
         let text = serde_json::to_vec_pretty(&manifest)?;
-        self.store.put(&self.path(&manifest_of(segment)), text.into()).await.map_err(&put)?;
+        self.store.put(&self.path(&manifest_of(outbox, segment)), text.into()).await.map_err(&put)?;
         crash_point("archive-manifest");
-        let found = self.found(segment, &messages).await?;
-        found.ok_or_else(|| self.damaged(&manifest.object, "what was read back is not what was written"))
+        let found = self.found(outbox, segment, &messages).await?;
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        let here = self.read(&manifest).await?;
+        let other = messages.iter().find(|message| !here.contains(message)).map(|message| message.id);
+        let which = other.map(|id| format!("message {id} read back is not as it was written")).unwrap_or_default();
+        Err(self.damaged(&manifest.object, which))
     }
 
     /// The manifest of a segment that is here whole and has all of these messages.
-    async fn found(&self, segment: SegmentId, messages: &[ArchivedMessage]) -> Result<Option<Manifest>, ArchiveError> {
+    async fn found(
+        &self,
+        outbox: Uuid,
+        segment: SegmentId,
+        messages: &[ArchivedMessage],
+    ) -> Result<Option<Manifest>, ArchiveError> {
         let read = async {
-            let manifest = self.manifest(&manifest_of(segment)).await?;
+            let manifest = self.manifest(&manifest_of(outbox, segment)).await?;
             let here = self.read(&manifest).await?;
             Ok((manifest, here))
         };
@@ -152,15 +180,16 @@ impl Archive {
                 format!("its format is {}, and this program knows format 1; use a newer one", manifest.format);
             return Err(self.damaged(name, problem));
         }
-        let its_own = name == manifest_of(manifest.segment) && manifest.object.starts_with(&stem_of(manifest.segment));
+        let its_own = name == manifest_of(manifest.outbox, manifest.segment)
+            && manifest.object.starts_with(&stem_of(manifest.outbox, manifest.segment));
         if !its_own {
             return Err(self.damaged(name, "it is about another segment"));
         }
         Ok(manifest)
     }
 
-    /// All manifests, oldest segment first, and names of objects that have none, or of manifests that cannot be read, with the reason.
-    pub async fn manifests(&self) -> Result<(Vec<Manifest>, Vec<(String, String)>), ArchiveError> {
+    /// All manifests.
+    pub async fn manifests(&self) -> Result<Found, ArchiveError> {
         let list = self.failed("list the segments");
         let folder = self.path(FOLDER);
         let found: Vec<_> = self.store.list(Some(&folder)).try_collect().await.map_err(&list)?;
@@ -171,21 +200,20 @@ impl Archive {
                 Some(parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/"))
             })
             .collect();
-        let (mut manifests, mut others) = (Vec::new(), Vec::new());
+        let mut manifests: Vec<Manifest> = Vec::new();
+        let mut damaged = Vec::new();
         for name in names.iter().filter(|name| name.ends_with(MANIFEST)) {
             match self.manifest(name).await {
                 Ok(manifest) => manifests.push(manifest),
-                Err(ArchiveError::Damaged { problem, .. }) => others.push((name.clone(), problem)),
+                Err(ArchiveError::Damaged { problem, .. }) => damaged.push((name.clone(), problem)),
                 Err(error) => return Err(error),
             }
         }
         let meant: HashSet<&str> = manifests.iter().map(|manifest| manifest.object.as_str()).collect();
         let unmeant = names.iter().filter(|name| name.ends_with(OBJECT) && !meant.contains(name.as_str()));
-        others.extend(
-            unmeant.map(|name| (name.clone(), "no manifest names it: a segment that was not finished".to_owned())),
-        );
+        let unfinished = unmeant.cloned().collect();
         manifests.sort_by_key(|manifest| manifest.segment);
-        Ok((manifests, others))
+        Ok(Found { manifests, damaged, unfinished })
     }
 
     /// The messages of a segment, as they were written, which is checked.
@@ -202,13 +230,13 @@ fn is_missing(error: &ArchiveError) -> bool {
     matches!(error, ArchiveError::Unreachable { source: object_store::Error::NotFound { .. }, .. })
 }
 
-/// The names of a segment begin like this: with the day on which it was begun.
-fn stem_of(segment: SegmentId) -> String {
-    format!("{FOLDER}/{}/{segment}", begun_at(segment).strftime("%Y/%m/%d"))
+/// The names of a segment begin like this: with the outbox, and the day on which it was begun.
+fn stem_of(outbox: Uuid, segment: SegmentId) -> String {
+    format!("{FOLDER}/{outbox}/{}/{segment}", begun_at(segment).strftime("%Y/%m/%d"))
 }
 
-fn manifest_of(segment: SegmentId) -> String {
-    format!("{}{MANIFEST}", stem_of(segment))
+fn manifest_of(outbox: Uuid, segment: SegmentId) -> String {
+    format!("{}{MANIFEST}", stem_of(outbox, segment))
 }
 
 /// A segment's name has the time in it.
@@ -224,7 +252,11 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn encode(segment: SegmentId, messages: &[ArchivedMessage]) -> Result<(Manifest, Vec<u8>), serde_json::Error> {
+fn encode(
+    outbox: Uuid,
+    segment: SegmentId,
+    messages: &[ArchivedMessage],
+) -> Result<(Manifest, Vec<u8>), serde_json::Error> {
     let io = serde_json::Error::io;
     let mut encoder = zstd::Encoder::new(Vec::new(), LEVEL).map_err(io)?;
     encoder.include_checksum(true).map_err(io)?;
@@ -237,24 +269,32 @@ fn encode(segment: SegmentId, messages: &[ArchivedMessage]) -> Result<(Manifest,
     }
     let bytes = encoder.finish().map_err(io)?;
     let sha256 = hex(&Sha256::digest(&bytes));
-    let object = format!("{}-{}{OBJECT}", stem_of(segment), &sha256[..16]);
-    let seqs = messages.iter().map(|message| message.seq);
-    let at = |us: Option<i64>| us.and_then(|us| Timestamp::from_microsecond(us).ok()).unwrap_or_default();
+    let object = format!("{}-{}{OBJECT}", stem_of(outbox, segment), &sha256[..16]);
+    let (first_seq, last_seq, first_at, last_at) = about(messages);
     let manifest = Manifest {
         format: 1,
+        outbox,
         segment,
         object,
         messages: messages.len() as u64,
-        first_seq: seqs.clone().min().unwrap_or_default(),
-        last_seq: seqs.max().unwrap_or_default(),
-        first_at: at(messages.iter().map(|message| message.occurred_us).min()),
-        last_at: at(messages.iter().map(|message| message.occurred_us).max()),
+        first_seq,
+        last_seq,
+        first_at,
+        last_at,
         begun_at: begun_at(segment),
         bytes: bytes.len() as u64,
         lines_bytes,
         sha256,
     };
     Ok((manifest, bytes))
+}
+
+/// The lowest and the highest seq, and the first and the last time.
+fn about(messages: &[ArchivedMessage]) -> (i64, i64, Timestamp, Timestamp) {
+    let seqs = messages.iter().map(|message| message.seq);
+    let times = messages.iter().map(|message| message.occurred_us);
+    let at = |us: Option<i64>| us.and_then(|us| Timestamp::from_microsecond(us).ok()).unwrap_or_default();
+    (seqs.clone().min().unwrap_or_default(), seqs.max().unwrap_or_default(), at(times.clone().min()), at(times.max()))
 }
 
 fn decode(manifest: &Manifest, bytes: &[u8]) -> Result<Vec<ArchivedMessage>, String> {
@@ -274,6 +314,14 @@ fn decode(manifest: &Manifest, bytes: &[u8]) -> Result<Vec<ArchivedMessage>, Str
     let lines = lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let read = |(index, line): (usize, &[u8])| line::read(line).map_err(|error| format!("line {}: {error}", index + 1));
     let messages: Vec<ArchivedMessage> = lines.enumerate().map(read).collect::<Result<_, _>>()?;
+    let mut ids = HashSet::new();
+    if let Some(twice) = messages.iter().find(|message| !ids.insert(message.id)) {
+        return Err(format!("it has message {} twice", twice.id));
+    }
+    let about = about(&messages);
+    if about != (manifest.first_seq, manifest.last_seq, manifest.first_at, manifest.last_at) {
+        return Err("the manifest says other seqs or times than its messages have".to_owned());
+    }
     if messages.len() as u64 != manifest.messages {
         return Err(format!("it has {} messages, and the manifest says {}", messages.len(), manifest.messages));
     }
@@ -348,6 +396,8 @@ mod tests {
         }
     }
 
+    const OUTBOX: Uuid = Uuid::from_u128(3);
+
     fn messages(count: i64) -> Vec<ArchivedMessage> {
         let message = |seq| ArchivedMessage { seq, id: Uuid::from_u128(seq as u128), ..ArchivedMessage::default() };
         (1..=count).map(message).collect()
@@ -359,18 +409,22 @@ mod tests {
         let place = Place::Folder("memory".into());
         let archive = Archive { store: store.clone(), prefix: Path::default(), place };
         let segment = SegmentId::from(Uuid::from_u128(7));
-        let error = archive.store(segment, messages(5)).await.unwrap_err();
+        let error = archive.store(OUTBOX, segment, messages(5)).await.unwrap_err();
         assert!(matches!(error, ArchiveError::Damaged { .. }), "{error}");
         store.honest.store(true, Ordering::Relaxed);
-        let manifest = archive.store(segment, messages(5)).await.unwrap();
+        let manifest = archive.store(OUTBOX, segment, messages(5)).await.unwrap();
         assert_eq!(archive.read(&manifest).await.unwrap(), messages(5));
         // Again, as after a death; with fewer, as when some were removed by hand; with more, which it does not have.
-        assert_eq!(archive.store(segment, messages(5)).await.unwrap(), manifest);
-        assert_eq!(archive.store(segment, messages(3)).await.unwrap(), manifest);
-        let more = archive.store(segment, messages(6)).await.unwrap();
+        assert_eq!(archive.store(OUTBOX, segment, messages(5)).await.unwrap(), manifest);
+        assert_eq!(archive.store(OUTBOX, segment, messages(3)).await.unwrap(), manifest);
+        let more = archive.store(OUTBOX, segment, messages(6)).await.unwrap();
         assert_eq!((more.messages, archive.read(&more).await.unwrap()), (6, messages(6)));
-        let (manifests, others) = archive.manifests().await.unwrap();
-        assert_eq!((manifests, others.len()), (vec![more], 1), "the object of before has no manifest any more");
+        let found = archive.manifests().await.unwrap();
+        assert_eq!(
+            (found.manifests, found.unfinished.len()),
+            (vec![more], 1),
+            "the object of before has no manifest any more"
+        );
     }
 
     #[tokio::test]
@@ -378,9 +432,11 @@ mod tests {
         let store = Arc::new(InMemory::new());
         let archive = Archive { store: store.clone(), prefix: Path::default(), place: Place::Folder("memory".into()) };
         let segment = SegmentId::from(Uuid::from_u128(7));
-        let manifest = archive.store(segment, messages(2)).await.unwrap();
-        let name = archive.path(&manifest_of(segment));
-        let hostile: [(&str, serde_json::Value); 4] = [
+        let manifest = archive.store(OUTBOX, segment, messages(2)).await.unwrap();
+        let name = archive.path(&manifest_of(OUTBOX, segment));
+        let hostile: [(&str, serde_json::Value); 6] = [
+            ("last_at", "2000-01-01T00:00:00Z".into()),
+            ("outbox", Uuid::from_u128(4).to_string().into()),
             ("object", "../../etc/passwd".into()),
             ("format", 2.into()),
             ("lines_bytes", u64::MAX.into()),
@@ -391,8 +447,8 @@ mod tests {
             text[field] = value;
             store.put(&name, text.to_string().into()).await.unwrap();
             let read = async {
-                let (manifests, _) = archive.manifests().await?;
-                match manifests.first() {
+                let found = archive.manifests().await?;
+                match found.manifests.first() {
                     Some(manifest) => archive.read(manifest).await.map(drop),
                     None => Err(archive.damaged("manifest", "refused")),
                 }

@@ -10,6 +10,6 @@ mod line;
 mod manifest;
 mod place;
 
-pub use archive::{Archive, ArchiveError};
+pub use archive::{Archive, ArchiveError, Found};
 pub use manifest::Manifest;
 pub use place::{InvalidPlace, Place};

@@ -3,12 +3,15 @@
 use jiff::Timestamp;
 use postroom::SegmentId;
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 /// Beside each object of messages, written after it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// 1.
     pub format: u32,
+    /// The outbox that the messages are from.
+    pub outbox: Uuid,
     /// The segment.
     pub segment: SegmentId,
     /// Name of the object with the messages, below the archive.

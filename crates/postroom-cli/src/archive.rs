@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use postroom::{ArchivedMessage, Deed, MessageId, OperationFilter, Restored, Store};
-use postroom_archive::{Archive, ArchiveError, Manifest, Place};
+use postroom_archive::{Archive, ArchiveError, Found, Manifest, Place};
 
 use crate::StoreArgs;
 use crate::actor::DeedArgs;
@@ -150,29 +150,31 @@ struct RestoreArgs {
 pub async fn archive(args: ArchiveArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List { store, archive, times } => list(&archive.open(&store)?, times, json).await,
-        Verb::Verify { store, archive, times } => verify(&archive.open(&store)?, times, json).await,
+        Verb::Verify { store, archive, times } => {
+            verify(&archive.open(&store)?, store.open()?.as_ref(), times, json).await
+        }
         Verb::Restore(args) => restore(*args, json).await,
     }
 }
 
 async fn list(archive: &Archive, times: Times, json: bool) -> Result<(), Failure> {
-    let (manifests, others) = archive.manifests().await.map_err(failure)?;
+    let Found { manifests, damaged, unfinished } = archive.manifests().await.map_err(failure)?;
     let manifests: Vec<Manifest> = manifests.into_iter().filter(|manifest| times.overlap(manifest)).collect();
     if json {
-        let others: Vec<_> = others
-            .iter()
-            .map(|(object, problem)| serde_json::json!({ "object": object, "problem": problem }))
-            .collect();
-        show!("{}", serde_json::json!({ "segments": manifests, "others": others }));
+        show!(
+            "{}",
+            serde_json::json!({ "segments": manifests, "damaged": objects(&damaged), "unfinished": unfinished })
+        );
         return Ok(());
     }
     if manifests.is_empty() {
         show!("no segments");
     } else {
-        let mut table = Table::new(&["SEGMENT", "ARCHIVED", "FROM", "TO", ">MESSAGES", ">BYTES"]);
+        let mut table = Table::new(&["SEGMENT", "OUTBOX", "ARCHIVED", "FROM", "TO", ">MESSAGES", ">BYTES"]);
         for manifest in &manifests {
             table.row([
                 manifest.segment.to_string(),
+                manifest.outbox.to_string(),
                 at(manifest.begun_at),
                 at(manifest.first_at),
                 at(manifest.last_at),
@@ -188,16 +190,23 @@ async fn list(archive: &Archive, times: Times, json: bool) -> Result<(), Failure
             counted(manifests.len() as i64, false, "segment")
         );
     }
-    others.iter().for_each(|(object, problem)| say!("postroom: {object}: {problem}"));
+    damaged.iter().for_each(|(object, problem)| say!("postroom: {object}: {problem}"));
+    unfinished
+        .iter()
+        .for_each(|object| say!("postroom: {object}: of a segment that was not finished; no manifest names it"));
     Ok(())
+}
+
+fn objects(problems: &[(String, String)]) -> Vec<serde_json::Value> {
+    problems.iter().map(|(object, problem)| serde_json::json!({ "object": object, "problem": problem })).collect()
 }
 
 fn at(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-async fn verify(archive: &Archive, times: Times, json: bool) -> Result<(), Failure> {
-    let (manifests, mut damaged) = archive.manifests().await.map_err(failure)?;
+async fn verify(archive: &Archive, store: &dyn Store, times: Times, json: bool) -> Result<(), Failure> {
+    let Found { manifests, mut damaged, unfinished } = archive.manifests().await.map_err(failure)?;
     let (mut segments, mut messages) = (0u64, 0u64);
     let mut progress = Progress::new("messages");
     for manifest in manifests.iter().filter(|manifest| times.overlap(manifest)) {
@@ -213,12 +222,15 @@ async fn verify(archive: &Archive, times: Times, json: bool) -> Result<(), Failu
         progress.at(messages);
     }
     progress.end();
+    // An archive that has lost all of it has nothing that is damaged.
+    let state = store.archive_state().await?;
+    let here = manifests.iter().filter(|manifest| manifest.outbox == state.outbox).count() as u64;
+    let lacking = state.segments.saturating_sub(here);
     if json {
-        let damaged: Vec<_> = damaged
-            .iter()
-            .map(|(object, problem)| serde_json::json!({ "object": object, "problem": problem }))
-            .collect();
-        show!("{}", serde_json::json!({ "segments": segments, "messages": messages, "damaged": damaged }));
+        let verified = serde_json::json!({
+            "segments": segments, "messages": messages, "damaged": objects(&damaged), "unfinished": unfinished, "lacking": lacking
+        });
+        show!("{verified}");
     } else {
         show!(
             "{} with {}: whole",
@@ -226,15 +238,22 @@ async fn verify(archive: &Archive, times: Times, json: bool) -> Result<(), Failu
             counted(messages as i64, false, "message")
         );
         damaged.iter().for_each(|(object, problem)| show!("{object}: {problem}"));
+        unfinished
+            .iter()
+            .for_each(|object| show!("{object}: of a segment that was not finished; no manifest names it"));
+        if lacking > 0 {
+            show!(
+                "this store has archived {}, and {} of them are here: is it the whole archive, and is its volume mounted?",
+                counted(state.segments as i64, false, "segment"),
+                number(here as i64, false)
+            );
+        }
     }
-    if damaged.is_empty() {
+    let missing = damaged.len() as u64 + lacking;
+    if missing == 0 {
         return Ok(());
     }
-    let text = format!(
-        "{} of the archive {} not whole",
-        counted(damaged.len() as i64, false, "object"),
-        if damaged.len() == 1 { "is" } else { "are" }
-    );
+    let text = format!("the archive is not whole: {} damaged or missing", counted(missing as i64, false, "object"));
     Err(Failure { answered: true, ..Failure::new(exit::FAILURE, text) })
 }
 
@@ -258,43 +277,65 @@ async fn restore(args: RestoreArgs, json: bool) -> Result<(), Failure> {
     let deed = deed.deed()?;
     let archive = archive.open(&store)?;
     let store = store.open()?;
-    let restored = put_back(&archive, store.as_ref(), &filter, stays, &deed).await?;
+    let back = put_back(&archive, store.as_ref(), &filter, stays, &deed).await?;
     if json {
-        show!("{}", serde_json::json!(restored));
+        let mut object = serde_json::to_value(&back.restored).unwrap_or_default();
+        object["damaged"] = serde_json::json!(objects(&back.damaged));
+        object["of_other_outboxes"] = back.of_others.into();
+        show!("{object}");
     } else {
-        show!("{}", told(&restored));
+        show!("{}", told(&back));
     }
-    if restored.ahead + restored.taken > 0 {
+    if !back.is_whole() {
         let text = "not everything that matches was put back";
         return Err(Failure { answered: true, ..Failure::new(exit::FAILURE, text) });
     }
     Ok(())
 }
 
+/// What became of what matched.
+pub struct PutBack {
+    restored: Restored,
+    /// Segments that could not be read.
+    damaged: Vec<(String, String)>,
+    /// Segments of other outboxes, which are left alone.
+    of_others: usize,
+}
+
+impl PutBack {
+    /// Everything that matches is in the outbox now.
+    pub fn is_whole(&self) -> bool {
+        let Restored { ahead, taken, unreadable, .. } = self.restored;
+        ahead + taken + unreadable == 0 && self.damaged.is_empty()
+    }
+}
+
 /// What was put back, in words.
-pub fn told(restored: &Restored) -> String {
-    let count = |count: u64| counted(count as i64, false, "message");
-    let mut text = format!("{} put back", count(restored.restored));
-    if restored.present > 0 {
-        text += &format!("; {} were there already", number(restored.present as i64, false));
+pub fn told(back: &PutBack) -> String {
+    let PutBack { restored, damaged, of_others } = back;
+    let mut text = format!("{} put back", counted(restored.restored as i64, false, "message"));
+    let parts = [
+        (restored.present, "were there already"),
+        (restored.ahead, "were not, since a route has not passed their place, or the outbox has not come to it"),
+        (restored.taken, "were not, since other messages have their places, or the store refuses them"),
+        (restored.unreadable, "were not, since they have text that is not UTF-8; their bytes are in the archive"),
+        (*of_others as u64, "segments of other outboxes were left alone"),
+    ];
+    for (count, what) in parts.iter().filter(|(count, _)| *count > 0) {
+        text += &format!("; {} {what}", number(*count as i64, false));
     }
-    if restored.ahead > 0 {
-        text += &format!(
-            "; {} were not, since a route has not passed their place, or this is not the outbox that they are from",
-            number(restored.ahead as i64, false)
-        );
-    }
-    if restored.taken > 0 {
-        text += &format!("; {} were not, since other messages have their places", number(restored.taken as i64, false));
+    for (object, problem) in damaged {
+        text += &format!("; {object} is left out: {problem}");
     }
     text
 }
 
 /// How many archived messages match.
-pub async fn count(archive: &Archive, filter: &OperationFilter) -> Result<u64, Failure> {
+pub async fn count(archive: &Archive, store: &dyn Store, filter: &OperationFilter) -> Result<u64, Failure> {
     let mut matching = 0;
     let mut progress = Progress::new("archived messages that match");
-    for manifest in wanted(archive, filter).await? {
+    let (manifests, _) = wanted(archive, store, filter).await?;
+    for manifest in manifests.manifests {
         let messages = archive.read(&manifest).await.map_err(failure)?;
         matching += messages.iter().filter(|message| matches(filter, message)).count() as u64;
         progress.at(matching);
@@ -303,38 +344,50 @@ pub async fn count(archive: &Archive, filter: &OperationFilter) -> Result<u64, F
     Ok(matching)
 }
 
-/// Puts back what matches.
+/// Puts back what matches; what is damaged does not keep the rest from coming back.
 pub async fn put_back(
     archive: &Archive,
     store: &dyn Store,
     filter: &OperationFilter,
     stays: Duration,
     deed: &Deed,
-) -> Result<Restored, Failure> {
-    let mut restored = Restored::default();
+) -> Result<PutBack, Failure> {
+    let (found, of_others) = wanted(archive, store, filter).await?;
+    let mut back = PutBack { restored: Restored::default(), damaged: found.damaged, of_others };
     let mut progress = Progress::new("messages put back");
-    for manifest in wanted(archive, filter).await? {
-        let mut messages = archive.read(&manifest).await.map_err(failure)?;
+    for manifest in found.manifests {
+        let mut messages = match archive.read(&manifest).await {
+            Ok(messages) => messages,
+            Err(error) => {
+                back.damaged.push((manifest.object.clone(), Failure::of(exit::FAILURE, &error).text));
+                continue;
+            }
+        };
         messages.retain(|message| matches(filter, message));
+        let all = messages.len();
+        messages.retain(|message| message.unreadable.is_empty());
+        back.restored.unreadable += (all - messages.len()) as u64;
         for batch in messages.chunks(BATCH) {
             let mut some = store.restore(batch, stays, deed).await?;
             some.ids.clear();
-            restored += some;
-            progress.at(restored.restored);
+            back.restored += some;
+            progress.at(back.restored.restored);
         }
     }
     progress.end();
-    Ok(restored)
+    Ok(back)
 }
 
-async fn wanted(archive: &Archive, filter: &OperationFilter) -> Result<Vec<Manifest>, Failure> {
-    let (mut manifests, others) = archive.manifests().await.map_err(failure)?;
-    for (object, problem) in others {
-        say!("postroom: {object} is left out: {problem}");
-    }
+/// The segments of this outbox that may have what matches, and how many are of others.
+async fn wanted(archive: &Archive, store: &dyn Store, filter: &OperationFilter) -> Result<(Found, usize), Failure> {
+    let mut found = archive.manifests().await.map_err(failure)?;
+    let outbox = store.archive_state().await?.outbox;
+    let all = found.manifests.len();
+    found.manifests.retain(|manifest| manifest.outbox == outbox);
+    let of_others = all - found.manifests.len();
     let times = Times { from: filter.since_ms, to: filter.until_ms };
-    manifests.retain(|manifest| times.overlap(manifest));
-    Ok(manifests)
+    found.manifests.retain(|manifest| times.overlap(manifest));
+    Ok((found, of_others))
 }
 
 fn matches(filter: &OperationFilter, message: &ArchivedMessage) -> bool {

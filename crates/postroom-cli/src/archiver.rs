@@ -138,7 +138,8 @@ impl Archiver {
             let messages = store.segment_messages(segment.id).await?;
             // Somebody removed them by hand.
             if !messages.is_empty() {
-                let manifest = self.archive.store(segment.id, messages).await?;
+                let outbox = store.archive_state().await?.outbox;
+                let manifest = self.archive.store(outbox, segment.id, messages).await?;
                 tracing::debug!("segment {} with {} messages is in the archive", segment.id, manifest.messages);
                 archived.segments += 1;
             }

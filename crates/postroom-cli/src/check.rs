@@ -49,11 +49,11 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
         let finding = match Archive::open(place) {
             Ok(archive) => {
                 answered(async {
-                    let (manifests, _) = archive.manifests().await.map_err(|error| CheckFailed {
+                    let found = archive.manifests().await.map_err(|error| CheckFailed {
                         problem: Failure::of(exit::FAILURE, &error).text,
                         advice: "create the folder or bucket, and allow this user to read and write it".to_owned(),
                     })?;
-                    Ok(format!("it can be read, and has {} segments", manifests.len()))
+                    Ok(format!("it can be read, and has {} segments", found.manifests.len()))
                 })
                 .await
             }

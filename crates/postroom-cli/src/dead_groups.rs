@@ -196,7 +196,14 @@ pub async fn act(
         group,
     };
     let route = match (route, &filter.group) {
-        (Some(route), _) => route,
+        (Some(route), _) => {
+            // A mistyped route also finds nothing.
+            let of_route = DeadFilter { route: Some(route.clone()), ..DeadFilter::default() };
+            if side == Side::Out && store.dead_letters(side, &of_route, 1).await?.is_empty() {
+                crate::dead::known_route(store.as_ref(), Some(&route)).await?;
+            }
+            route
+        }
         (None, Some(name)) => {
             let (groups, _) = grouped(store.as_ref(), side, None).await?;
             let found = groups.into_iter().find(|group| group.group == *name).map(|group| group.route);

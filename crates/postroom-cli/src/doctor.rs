@@ -2,7 +2,7 @@
 //! more about one of its codes.
 
 use clap::Args;
-use postroom::{Diagnosis, Severity, StoreStatus, Vitals, lasting};
+use postroom::{ArchiveState, Diagnosis, Severity, StoreStatus, Vitals, lasting};
 use serde::Serialize;
 
 use crate::StoreArgs;
@@ -58,6 +58,7 @@ pub async fn doctor(args: &DoctorArgs, json: bool) -> Result<(), Failure> {
     of_status(&status).into_iter().for_each(|diagnosis| found(part(), diagnosis));
     let capacity = config.as_ref().and_then(|config| config.capacity_bytes);
     found(part(), growth(&vitals, capacity, config.as_ref()));
+    found(part(), archive(&store.archive_state().await?));
     if let Some(config) = &config {
         for (part, diagnosis) in of_brokers(config).await {
             found(part, diagnosis);
@@ -153,6 +154,24 @@ fn of_status(status: &StoreStatus) -> Vec<Diagnosis> {
         "postroom dead groups, and postroom dead groups --side in",
     ));
     found
+}
+
+/// A segment that stays is one that cannot be written: nothing is removed behind it.
+fn archive(state: &ArchiveState) -> Diagnosis {
+    const LONG: f64 = 3600.0;
+    match state.unfinished_seconds.filter(|age| *age > LONG && state.archives) {
+        Some(age) => Diagnosis::of(
+            "archive",
+            Severity::Warning,
+            format!(
+                "a segment was begun {} ago and is not in the archive: no message is removed before it is",
+                lasting(age)
+            ),
+            "postroom prune --outbox AGE --archive URL says what is wrong; to end archiving, explain archive",
+        ),
+        None if state.archives => Diagnosis::fine("archive", "no segment waits to be archived"),
+        None => Diagnosis::fine("archive", "messages are removed without being archived"),
+    }
 }
 
 fn growth(vitals: &Vitals, capacity: Option<i64>, config: Option<&Config>) -> Diagnosis {

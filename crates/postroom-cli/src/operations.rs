@@ -183,16 +183,20 @@ pub async fn replay(args: ReplayArgs, json: bool) -> Result<(), Failure> {
     }
     match &archive {
         Some(archive) if args.dry_run => {
-            let matching = archive::count(archive, &filter).await?;
+            let matching = archive::count(archive, store.as_ref(), &filter).await?;
             say!(
                 "postroom: {} match in the archive, and would be put back",
                 counted(matching as i64, false, "message")
             );
         }
         Some(archive) => {
-            let restored =
-                archive::put_back(archive, store.as_ref(), &filter, archive::STAYS, &args.deed.deed()?).await?;
-            say!("postroom: from the archive: {}", archive::told(&restored));
+            let back = archive::put_back(archive, store.as_ref(), &filter, archive::STAYS, &args.deed.deed()?).await?;
+            say!("postroom: from the archive: {}", archive::told(&back));
+            if !back.is_whole() {
+                let text = "not everything that matches came back from the archive, so nothing is replayed; without --from-archive, what is in \
+                            the outbox is";
+                return Err(Failure::new(exit::FAILURE, text));
+            }
         }
         None => {}
     }

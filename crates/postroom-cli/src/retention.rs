@@ -58,14 +58,20 @@ pub async fn prune(args: PruneArgs, json: bool) -> Result<(), Failure> {
     let store = store.open()?;
     let mut removed = Removed::default();
     let mut progress = Progress::new("rows");
+    let mut failed = None;
     if let Some(archiver) = archiver.as_mut().filter(|_| retention.parts().contains(&Part::Outbox)) {
-        let archived = archiver.pass(store.as_ref(), &retention, true, |removed| progress.at(removed)).await?;
-        removed.outbox = archived.removed;
-        if archived.others {
-            say!(
-                "postroom: another process archives this store, or did a minute ago; what it has not removed is left to it, so run this \
-                 command again later"
-            );
+        match archiver.pass(store.as_ref(), &retention, true, |removed| progress.at(removed)).await {
+            Ok(archived) => {
+                removed.outbox = archived.removed;
+                if archived.others {
+                    say!(
+                        "postroom: a segment is in other hands: another process archives this store, or one failed or died less than a minute ago. \
+                         What it has not removed is left to it, so run this command again later"
+                    );
+                }
+            }
+            // The other parts go all the same.
+            Err(error) => failed = Some(Failure::from(error)),
         }
     }
     let mut sweep = sweep(&retention, archiver.as_ref());
@@ -79,7 +85,7 @@ pub async fn prune(args: PruneArgs, json: bool) -> Result<(), Failure> {
     } else {
         show!("removed {}", told(&removed));
     }
-    Ok(())
+    failed.map_or(Ok(()), |failure| Err(Failure { answered: true, ..failure }))
 }
 
 /// A pass over everything that is not archived.

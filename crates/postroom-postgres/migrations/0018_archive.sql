@@ -9,6 +9,9 @@ alter table postroom.audit add constraint audit_action_check check (action in
 
 -- Once a message of this outbox was archived, none is removed without that.
 alter table postroom.settings add column archives boolean not null default false;
+-- Names this outbox, so that an archive can hold several; and how many segments were ended.
+alter table postroom.settings add column outbox_id uuid not null default gen_random_uuid();
+alter table postroom.settings add column archived_segments bigint not null default 0;
 
 create table postroom.archive_segments (
     id          uuid        primary key,
@@ -82,7 +85,7 @@ begin
          order by o.seq limit outbox_expired.max
     ),
     leaving as materialized (
-        select i.id from postroom.archive_segments g cross join unnest(g.ids) i (id)
+        select i.id from postroom.archive_segments g cross join unnest(g.ids) i (id) where (select s.archives from postroom.settings s)
         union
         select r.id from postroom.archive_restored r join looked_at k on k.id = r.id
     ),
@@ -196,6 +199,8 @@ begin
         raise exception 'messages of this outbox are archived before they are removed, and no archive is given'
             using hint = 'configure [archive]; or end archiving with `update postroom.settings set archives = false`';
     end if;
+    -- Nobody finishes these any more.
+    delete from postroom.archive_segments;
     select e.seqs, e.last, e.more into expired, last, more
       from postroom.outbox_expired(retain_outbox.lane, retain_outbox.after, retain_outbox.patterns, retain_outbox.ages,
                                    retain_outbox.usual, retain_outbox.max) e;
@@ -273,6 +278,7 @@ begin
                           and not (o.seq <= l.position_seq and pg_visible_in_snapshot(o.xid, l.position_snapshot)))
        and not exists (select from postroom.routes r join postroom.parked p on p.route = r.name and p.seq = o.seq);
     get diagnostics removed = row_count;
+    update postroom.settings set archived_segments = archived_segments + 1 where not g.stored;
     with rest as (
         select w.lane, w.seq, w.id from unnest(g.lanes, g.seqs, g.ids) w (lane, seq, id)
          where exists (select from postroom.outbox o where o.lane = w.lane and o.seq = w.seq and o.id = w.id)

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Archivable, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis, Expired, Fate,
-    Finding, Forgotten, Headline, IdPrints, Keeper, KeyDeed, Listed, Message, MessageFilter, MessageId, MigrateError,
-    Migrated, MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Reception, Reconcilable,
-    Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper,
-    ShownOperation, ShownRoute, Side, Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage,
-    Survey, Sweep, Tally, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Wake, Whereabouts,
+    Archivable, ArchiveState, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis,
+    Expired, Fate, Finding, Forgotten, Headline, IdPrints, Keeper, KeyDeed, Listed, Message, MessageFilter, MessageId,
+    MigrateError, Migrated, MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Reception,
+    Reconcilable, Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId,
+    SessionKeeper, ShownOperation, ShownRoute, Side, Source, Span, Steer, Stepped, Store, StoreError, StoreStatus,
+    StoredMessage, Survey, Sweep, Tally, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Wake,
+    Whereabouts,
 };
 
 use crate::Postgres;
@@ -258,6 +259,10 @@ impl Operator for Database {
 
 #[async_trait]
 impl Archivable for Database {
+    async fn archive_state(&self) -> Result<ArchiveState, StoreError> {
+        within(&self.connector, "look at the archive's segments", archive::state(&self.connector)).await
+    }
+
     async fn find_expired(&self, retention: &Retention, sweep: &mut Sweep) -> Result<Vec<Expired>, StoreError> {
         let work = archive::find_expired(&self.connector, retention, sweep);
         within(&self.connector, "look for messages to archive", work).await

@@ -3,6 +3,10 @@
 
 -- Once a message of this outbox was archived, none is removed without that.
 alter table postroom_settings add column archives integer not null default 0;
+-- Names this outbox, so that an archive can hold several; and how many segments were ended.
+alter table postroom_settings add column outbox_id text not null default '';
+alter table postroom_settings add column archived_segments integer not null default 0;
+update postroom_settings set outbox_id = lower(hex(randomblob(16)));
 
 create table postroom_archive_segments (
     id             text    primary key,

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    Archivable, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis, Expired, Fate,
-    Finding, Forgotten, Headline, IdPrints, Keeper, KeyDeed, Listed, Message, MessageFilter, MessageId, MigrateError,
-    Migrated, MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Reception, Reconcilable,
-    Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper,
-    ShownOperation, ShownRoute, Side, Source, Span, StartAt, Steer, Stepped, Store, StoreError, StoreStatus,
-    StoredMessage, Survey, Sweep, Tally, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Whereabouts,
-    redact_url,
+    Archivable, ArchiveState, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis,
+    Expired, Fate, Finding, Forgotten, Headline, IdPrints, Keeper, KeyDeed, Listed, Message, MessageFilter, MessageId,
+    MigrateError, Migrated, MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Reception,
+    Reconcilable, Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId,
+    SessionKeeper, ShownOperation, ShownRoute, Side, Source, Span, StartAt, Steer, Stepped, Store, StoreError,
+    StoreStatus, StoredMessage, Survey, Sweep, Tally, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey,
+    Whereabouts, redact_url,
 };
 use rusqlite::Connection;
 
@@ -251,6 +251,10 @@ impl Operator for Database {
 
 #[async_trait]
 impl Archivable for Database {
+    async fn archive_state(&self) -> Result<ArchiveState, StoreError> {
+        self.on_thread("look at the archive's segments", |connection| archive::state(connection)).await
+    }
+
     async fn find_expired(&self, retention: &Retention, sweep: &mut Sweep) -> Result<Vec<Expired>, StoreError> {
         let (retention, from) = (retention.clone(), sweep.clone());
         let work = move |connection: &mut Connection| archive::find_expired(connection, &retention, from);

@@ -4,6 +4,7 @@
 //! segment: only that removes them. A process that dies in between leaves a segment that the next one takes and finishes; it has the same
 //! messages, so that none is archived under two names.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -102,7 +103,20 @@ pub struct ArchivedMessage {
     /// When it happened, in microseconds since 1970.
     pub occurred_us: i64,
     /// Columns whose text is not UTF-8, with their bytes; the fields above have `U+FFFD` in place of what could not be read.
-    pub unreadable: Vec<(String, Bytes)>,
+    pub unreadable: BTreeMap<String, Bytes>,
+}
+
+/// What a store knows of its archive.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ArchiveState {
+    /// Names this outbox; a copy of the database has the same name.
+    pub outbox: Uuid,
+    /// Messages are archived before they are removed.
+    pub archives: bool,
+    /// Segments that were ended, as far back as the store knows.
+    pub segments: u64,
+    /// Since when the oldest segment that is not in the archive was begun, in seconds before now; none: there is none.
+    pub unfinished_seconds: Option<f64>,
 }
 
 /// What became of messages that were put back.
@@ -119,6 +133,8 @@ pub struct Restored {
     pub ahead: u64,
     /// Another message has their place; they are not put back.
     pub taken: u64,
+    /// Have text that is not UTF-8, which would not be the same afterwards; they are not put back.
+    pub unreadable: u64,
 }
 
 impl std::ops::AddAssign for Restored {
@@ -128,12 +144,16 @@ impl std::ops::AddAssign for Restored {
         self.present += more.present;
         self.ahead += more.ahead;
         self.taken += more.taken;
+        self.unreadable += more.unreadable;
     }
 }
 
 /// The end of a store from which messages leave for an archive, and to which they come back.
 #[async_trait]
 pub trait Archivable: Send + Sync {
+    /// What is known of the archive.
+    async fn archive_state(&self) -> Result<ArchiveState, StoreError>;
+
     /// Looks for messages that [`retain`](crate::Operator::retain) would remove, at a bounded number of rows, and moves `sweep` on, which is about
     /// [`Part::Outbox`](crate::Part::Outbox) alone. Changes nothing. What is on its way to an archive, or came from one, is not found.
     async fn find_expired(&self, retention: &Retention, sweep: &mut Sweep) -> Result<Vec<Expired>, StoreError>;

@@ -50,7 +50,7 @@ mod wake;
 mod watermark;
 mod words;
 
-pub use archive::{Archivable, ArchivedMessage, Expired, Restored, Segment, SegmentId, Turn};
+pub use archive::{Archivable, ArchiveState, ArchivedMessage, Expired, Restored, Segment, SegmentId, Turn};
 pub use consumer_store::{Admitted, Aggregate, ConsumerStore, Keep, Session, Settle, Transactions, Waiting};
 pub use crash::{crash_point, crash_point_over};
 pub use dead_group::{DeadGroup, DeadNote, Grouping, Headline, normal_error};

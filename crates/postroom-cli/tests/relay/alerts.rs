@@ -39,15 +39,55 @@ fn the_rules_are_valid_and_each_alert_fires_when_it_should() {
     }
 }
 
-/// What Prometheus answers.
-async fn ask(prometheus: &Prometheus, path: &str) -> Value {
-    let mut stream = tokio::net::TcpStream::connect(prometheus.address()).await.unwrap();
-    let request = format!("GET {path} HTTP/1.0\r\nhost: {}\r\n\r\n", prometheus.address());
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-    serde_json::from_str(body).unwrap_or_default()
+/// A Prometheus that reads one relay and knows our rules.
+pub struct Watch(Prometheus);
+
+impl Watch {
+    pub fn start(admin: &str) -> Self {
+        // As they are, but for the time that they wait before they fire.
+        let rules = std::fs::read_to_string(deploy("prometheus/postroom.rules.yml")).unwrap();
+        let hasty: Vec<String> = rules
+            .lines()
+            .map(|line| match line.trim().strip_prefix("for: ") {
+                Some(_) => format!("{}for: 1s", &line[..line.len() - line.trim_start().len()]),
+                None => line.to_owned(),
+            })
+            .collect();
+        let dir = surroundings::scratch("prometheus");
+        let file = dir.join("rules.yml");
+        std::fs::write(&file, hasty.join("\n")).unwrap();
+        Self(Prometheus::start(&dir.join("server"), admin, &file).unwrap())
+    }
+
+    async fn ask(&self, path: &str) -> Value {
+        let mut stream = tokio::net::TcpStream::connect(self.0.address()).await.unwrap();
+        let request = format!("GET {path} HTTP/1.0\r\nhost: {}\r\n\r\n", self.0.address());
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str(body).unwrap_or_default()
+    }
+
+    /// The names of the alerts that fire.
+    pub async fn firing(&self) -> Vec<String> {
+        let told = self.ask("/api/v1/alerts").await;
+        let alerts = told["data"]["alerts"].as_array().cloned().unwrap_or_default();
+        let firing = alerts.iter().filter(|alert| alert["state"] == "firing");
+        firing.map(|alert| alert["labels"]["alertname"].as_str().unwrap_or_default().to_owned()).collect()
+    }
+
+    pub async fn fires(&self, alert: &str) -> bool {
+        self.firing().await.iter().any(|firing| firing == alert)
+    }
+
+    /// Whether a query has an answer.
+    async fn answers(&self, query: &str) -> bool {
+        let told = self.ask(&format!("/api/v1/query?query={}", encoded(query))).await;
+        // Nothing: it is still starting.
+        assert_ne!(told["status"], "error", "{query}: {told}");
+        told["data"]["result"].as_array().is_some_and(|result| !result.is_empty())
+    }
 }
 
 fn encoded(query: &str) -> String {
@@ -87,41 +127,16 @@ async fn an_alert_fires_when_the_broker_goes_and_resolves_when_it_is_back() {
     rig.write_some(200).await;
     rig.drained().await;
 
-    // As they are, but for the time that they wait before they fire.
-    let rules = std::fs::read_to_string(deploy("prometheus/postroom.rules.yml")).unwrap();
-    let hasty: Vec<String> = rules
-        .lines()
-        .map(|line| match line.trim().strip_prefix("for: ") {
-            Some(_) => format!("{}for: 1s", &line[..line.len() - line.trim_start().len()]),
-            None => line.to_owned(),
-        })
-        .collect();
-    let dir = surroundings::scratch("prometheus");
-    std::fs::create_dir_all(&dir).unwrap();
-    let file = dir.join("rules.yml");
-    std::fs::write(&file, hasty.join("\n")).unwrap();
-    let prometheus = Prometheus::start(&dir.join("server"), &admin, &file).unwrap();
-    let firing = async || -> Vec<String> {
-        let told = ask(&prometheus, "/api/v1/alerts").await;
-        let alerts = told["data"]["alerts"].as_array().cloned().unwrap_or_default();
-        let firing = alerts.iter().filter(|alert| alert["state"] == "firing");
-        firing.map(|alert| alert["labels"]["alertname"].as_str().unwrap_or_default().to_owned()).collect()
-    };
-    let answers = async |query: &str| {
-        let told = ask(&prometheus, &format!("/api/v1/query?query={}", encoded(query))).await;
-        // Nothing: it is still starting.
-        assert_ne!(told["status"], "error", "{query}: {told}");
-        told["data"]["result"].as_array().is_some_and(|result| !result.is_empty())
-    };
-    rig.until("Prometheus has read it", async || answers("outbox_queue_lag_seconds").await).await;
+    let watch = Watch::start(&admin);
+    rig.until("Prometheus has read it", async || watch.answers("outbox_queue_lag_seconds").await).await;
     // Without the time that they usually wait, some fire until the relay has looked at its store.
-    rig.until("nothing is wrong", async || firing().await.is_empty()).await;
+    rig.until("nothing is wrong", async || watch.firing().await.is_empty()).await;
 
     link.set(Link::BlackHole);
     link.reset();
-    rig.until("the alert fires", async || firing().await.contains(&"PostroomSinkDown".to_owned())).await;
+    rig.until("the alert fires", async || watch.fires("PostroomSinkDown").await).await;
     link.set(Link::Open);
-    rig.until("the alert is over", async || !firing().await.contains(&"PostroomSinkDown".to_owned())).await;
+    rig.until("the alert is over", async || !watch.fires("PostroomSinkDown").await).await;
 
     // The queries of the dashboard are understood, and those about what this relay has and does have an answer.
     let dashboard = std::fs::read_to_string(deploy("grafana/postroom.json")).unwrap();
@@ -130,11 +145,11 @@ async fn an_alert_fires_when_the_broker_goes_and_resolves_when_it_is_back() {
     assert!(all.len() > 15, "{all:?}");
     let mut answered = 0;
     for query in &all {
-        answered += usize::from(answers(query).await);
+        answered += usize::from(watch.answers(query).await);
     }
     assert!(answered * 2 > all.len(), "{answered} of {} have an answer", all.len());
     for name in ["outbox_queue_lag_seconds", "outbox_attempt_rate", "outbox_dead_ratio"] {
-        assert!(answers(name).await, "{name}");
+        assert!(watch.answers(name).await, "{name}");
     }
     assert_eq!(relay.terminate().0, Some(0));
 }

@@ -12,15 +12,20 @@ use tokio::net::TcpStream;
 use crate::commands::postroom;
 use crate::rig::{RelayProcess, Rig, assert_clean};
 
-/// A relay with a listener, by the two links; and its address.
-pub async fn listening(rig: &Rig, store: &str, broker: &str, admin: &str) -> (RelayProcess, String) {
+/// A relay with a listener at this address, by the two links.
+pub fn listening_at(rig: &Rig, store: &str, broker: &str, listen: &str, admin: &str) -> RelayProcess {
     let text = format!(
         "[store]\nurl = {store:?}\ncapacity_bytes = 100000000000\n[relay]\nlease = \"1s\"\npoll_idle = \"50ms\"\nin_flight_max = {}\n\
          [[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"rabbitmq\"\nurl = {broker:?}\nexchange = {:?}\n\
-         [admin]\nlisten = \"127.0.0.1:0\"\n{admin}",
+         [admin]\nlisten = {listen:?}\n{admin}",
         rig.in_flight_max, rig.exchange
     );
-    let relay = rig.relay_with(&surroundings::postroom_binary(), "admin", &text, &[]);
+    rig.relay_with(&surroundings::postroom_binary(), "admin", &text, &[])
+}
+
+/// The same at some address, which is returned too.
+pub async fn listening(rig: &Rig, store: &str, broker: &str, admin: &str) -> (RelayProcess, String) {
+    let relay = listening_at(rig, store, broker, "127.0.0.1:0", admin);
     let log = rig.dir.join("relay.log");
     let address = || {
         let log = std::fs::read_to_string(&log).ok()?;

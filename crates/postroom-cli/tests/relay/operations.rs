@@ -10,7 +10,9 @@ use postroom_consumer::{Handle, HandlerError, Handlers, Incoming};
 use postroom_postgres::Postgres;
 use tokio_postgres::Transaction;
 
+use crate::alerts::Watch;
 use crate::commands::{json, postroom};
+use crate::metrics::{listening, listening_at};
 use crate::rig::{CountsEffects, Rig, assert_clean};
 
 /// A consumer with a bug, until its fix is deployed.
@@ -39,8 +41,8 @@ fn asked(rig: &Rig, arguments: &[&str]) -> serde_json::Value {
     json(&output)
 }
 
-/// A consumer's bug kills messages in three kinds. After the fix each group is retried: a canary first, then the rest at a rate, while
-/// the relay that carries it out is killed. Nothing is missing at the end, and nothing counted twice.
+/// A consumer's bug kills messages in three kinds, and an alert fires. After the fix each group is retried: a canary first, then the rest
+/// at a rate, while the relay that carries it out is killed. Nothing is missing at the end, nothing counted twice, and the alert is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_incident_ends_with_every_message_handled_once() {
     const MESSAGES: usize = 2000;
@@ -49,7 +51,8 @@ async fn an_incident_ends_with_every_message_handled_once() {
     let handlers = Handlers::new().on_decoded("order.placed", |message| Ok(message.clone()), Buggy(broken.clone()));
     let consumer = rig.consume_with(handlers).await;
     let (_, writers) = rig.write(MESSAGES, 41);
-    let mut relay = rig.relay();
+    let (mut relay, admin) = listening(&rig, rig.database.url(), &rig.rabbitmq, "").await;
+    let watch = Watch::start(&admin);
     for writer in writers {
         writer.await.unwrap();
     }
@@ -60,6 +63,7 @@ async fn an_incident_ends_with_every_message_handled_once() {
     })
     .await;
     let committed = count("select count(*) from ledger").await;
+    rig.until("the alert fires", async || watch.fires("PostroomInboxDeadLetters").await).await;
     let found = asked(&rig, &["dead", "groups", "--side", "in"]);
     let groups = found["groups"].as_array().unwrap().clone();
     let errors: Vec<&str> = groups.iter().map(|group| group["error"].as_str().unwrap()).collect();
@@ -95,7 +99,7 @@ async fn an_incident_ends_with_every_message_handled_once() {
             let given = async || asked(&rig, &["operations", "show", &id])["given_out"].as_i64().unwrap();
             rig.until("a part is given out", async || given().await > 100).await;
             relay.kill();
-            relay = rig.relay();
+            relay = listening_at(&rig, rig.database.url(), &rig.rabbitmq, &admin, "");
         }
         let report = asked(&rig, &["operations", "show", &id, "--wait"]);
         assert_eq!((&report["state"], &report["coverage"]), (&"done".into(), &1.0.into()), "{report}");
@@ -110,6 +114,18 @@ async fn an_incident_ends_with_every_message_handled_once() {
     assert_eq!(done, committed);
     assert_eq!(count("select count(*) from postroom.dead_consume").await, 0);
     rig.effective().await;
+    let config = rig.dir.join("reconcile.toml");
+    let compared = format!(
+        "[store]\nurl = {:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"stdout\"\n[[reconcile]]\nname = \"incident\"\n\
+         settles = \"0s\"\n[[reconcile.consumers]]\nconsumer = \"effects\"\n",
+        rig.database.url()
+    );
+    std::fs::write(&config, compared).unwrap();
+    let reconciled = postroom(&["--json", "reconcile", "run", "--config", config.to_str().unwrap()]);
+    assert_eq!(reconciled.status.code(), Some(0), "no difference: {reconciled:?}");
+    let effects = &json(&reconciled)["reconciled"][0]["consumers"][0];
+    assert_eq!((&effects["expected"], &effects["received"]), (&committed.into(), &committed.into()), "{effects}");
+    rig.until("the alert is over", async || !watch.fires("PostroomInboxDeadLetters").await).await;
     consumer.stop().await;
     assert_eq!(relay.terminate().0, Some(0));
     assert_clean(&rig.history(rig.in_flight_max, true).await);

@@ -11,7 +11,7 @@ use crate::operators::{Running, stores, until};
 const DAY: u64 = 24 * 3600;
 
 /// Runs statements on either kind of store.
-async fn execute(store: &str, sql: &str) {
+pub async fn execute(store: &str, sql: &str) {
     match store.strip_prefix("sqlite:") {
         Some(file) => postroom_sqlite::connect(Path::new(file))
             .unwrap()

@@ -1,11 +1,13 @@
 //! Messages that leave the outbox for an archive, and come back. What may leave, and when it is removed, only the functions in the database
 //! decide.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
 use postroom::{
-    ArchivedMessage, Deed, Expired, MessageId, Part, Restored, Retention, Segment, SegmentId, StoreError, Sweep, Turn,
+    ArchiveState, ArchivedMessage, Deed, Expired, MessageId, Part, Restored, Retention, Segment, SegmentId, StoreError,
+    Sweep, Turn,
 };
 use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
@@ -23,6 +25,26 @@ const LOOK: i32 = 5_000;
 const TAKEN_SECONDS: f64 = 60.0;
 /// Rows that one step removes of what came back.
 const FORGET: i32 = 5_000;
+
+/// What is known of the archive.
+pub(crate) async fn state(connector: &Connector) -> Result<ArchiveState, StoreError> {
+    let failed = |error| store_error("look at the archive's segments", error);
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.look().await?;
+    let sql = "select s.outbox_id, s.archives, s.archived_segments,
+                      (select extract(epoch from clock_timestamp() - min(g.begun_at))::float8 from postroom.archive_segments g where not g.stored)
+                 from postroom.settings s";
+    let row = tx.query_one(sql, &[]).await.map_err(failed)?;
+    let read = || -> Result<ArchiveState, tokio_postgres::Error> {
+        Ok(ArchiveState {
+            outbox: row.try_get(0)?,
+            archives: row.try_get(1)?,
+            segments: row.try_get::<_, i64>(2)?.unsigned_abs(),
+            unfinished_seconds: row.try_get(3)?,
+        })
+    };
+    read().map_err(failed)
+}
 
 /// One look for what may leave.
 pub(crate) async fn find_expired(
@@ -97,11 +119,11 @@ pub(crate) async fn messages(connector: &Connector, segment: SegmentId) -> Resul
 }
 
 fn archived(row: &Row) -> Result<ArchivedMessage, tokio_postgres::Error> {
-    let mut unreadable = Vec::new();
+    let mut unreadable = BTreeMap::new();
     let mut text = |column: &str| -> Result<Option<String>, tokio_postgres::Error> {
         let Some(Text { text, whole }) = row.try_get(column)? else { return Ok(None) };
         if !whole {
-            unreadable.push((column.to_owned(), Bytes::from(row.try_get::<_, Raw>(column)?.0)));
+            unreadable.insert(column.to_owned(), Bytes::from(row.try_get::<_, Raw>(column)?.0));
         }
         Ok(Some(text))
     };
@@ -226,5 +248,6 @@ async fn put_back(
         present: count(1)?,
         ahead: count(2)?,
         taken: count(3)?,
+        unreadable: 0,
     })
 }

@@ -1,10 +1,12 @@
 //! Messages that leave the outbox for an archive, and come back.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
 use postroom::{
-    ArchivedMessage, Deed, Expired, MessageId, Part, Restored, Retention, Segment, SegmentId, StoreError, Sweep, Turn,
+    ArchiveState, ArchivedMessage, Deed, Expired, MessageId, Part, Restored, Retention, Segment, SegmentId, StoreError,
+    Sweep, Turn,
 };
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
@@ -34,6 +36,24 @@ fn write<T>(
     let result = work(&tx).map_err(|error| store_error(what, error))?;
     tx.commit().map_err(|error| store_error(what, error))?;
     Ok(result)
+}
+
+/// What is known of the archive.
+pub(crate) fn state(connection: &Connection) -> Result<ArchiveState, StoreError> {
+    let sql = format!(
+        "select s.outbox_id, s.archives, s.archived_segments,
+                (select ({NOW} - min(g.begun_ms)) / 1000.0 from postroom_archive_segments g where not g.stored)
+           from postroom_settings s"
+    );
+    let state = |row: &Row<'_>| {
+        Ok(ArchiveState {
+            outbox: Uuid::parse_str(&row.get::<_, String>(0)?).unwrap_or_default(),
+            archives: row.get(1)?,
+            segments: row.get::<_, i64>(2)?.unsigned_abs(),
+            unfinished_seconds: row.get(3)?,
+        })
+    };
+    connection.query_row(&sql, [], state).map_err(|error| store_error("look at the archive's segments", error))
 }
 
 /// One look for what may leave.
@@ -114,11 +134,11 @@ pub(crate) fn messages(connection: &Connection, segment: SegmentId) -> Result<Ve
 }
 
 fn archived(row: &Row<'_>) -> Result<ArchivedMessage, rusqlite::Error> {
-    let mut unreadable = Vec::new();
+    let mut unreadable = BTreeMap::new();
     let mut text = |column: &'static str| -> Result<Option<String>, rusqlite::Error> {
         let Some(Text { text, whole }) = row.get(column)? else { return Ok(None) };
         if !whole {
-            unreadable.push((column.to_owned(), bytes_of(row, column)?));
+            unreadable.insert(column.to_owned(), bytes_of(row, column)?);
         }
         Ok(Some(text))
     };
@@ -154,7 +174,9 @@ fn bytes_of(row: &Row<'_>, column: &str) -> Result<Bytes, rusqlite::Error> {
 pub(crate) fn end(connection: &mut Connection, segment: SegmentId) -> Result<u64, StoreError> {
     write(connection, "remove what is archived", |tx| {
         let segment = segment.to_string();
-        tx.execute("update postroom_archive_segments set stored = 1 where id = ?1", [&segment])?;
+        if tx.execute("update postroom_archive_segments set stored = 1 where id = ?1 and not stored", [&segment])? > 0 {
+            tx.execute("update postroom_settings set archived_segments = archived_segments + 1", [])?;
+        }
         let sql = format!(
             "delete from postroom_outbox as o
               where o.seq in (select a.seq from postroom_archive_leaving a where a.segment = ?2)

@@ -33,6 +33,9 @@ pub(crate) fn retain_step(
             not_too_short(retention)?;
             not_archived(connection)?;
             let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+            // Nobody finishes these any more.
+            tx.execute("delete from postroom_archive_leaving", []).map_err(failed)?;
+            tx.execute("delete from postroom_archive_segments", []).map_err(failed)?;
             let done = outbox(&tx, retention, &mut sweep).map_err(failed)?;
             tx.commit().map_err(failed)?;
             done
@@ -162,7 +165,7 @@ pub(super) fn expired(
                                 where v.route = r.name
                                   and not exists (select 1 from json_each(v.topics) b where {})), -1))
             -- On the way to an archive, or from one.
-            and not exists (select 1 from postroom_archive_leaving a where a.seq = o.seq and a.id = o.id)
+            and not exists (select 1 from postroom_archive_leaving a join postroom_settings s on s.archives where a.seq = o.seq and a.id = o.id)
             and not exists (select 1 from postroom_archive_restored a where a.seq = o.seq and a.id = o.id)
           order by o.seq",
         fits("o.topic", "b.value")
