@@ -672,4 +672,11 @@ pub(crate) const BUGS: &[Bug] = &[
         test: &["--test", "relay", "what_is_on_its_way_is_not_missing"],
         needs_bin: true,
     },
+    Bug {
+        name: "another_outbox_is_this_one",
+        breaks: "puts messages of another outbox back into this one",
+        package: "postroom-cli",
+        test: &["--test", "relay", "odd_messages_and_other_outboxes_do_no_harm"],
+        needs_bin: true,
+    },
 ];
