@@ -29,10 +29,10 @@ pub async fn serve(
     let inboxes = consumers.into_iter().zip(inboxes.iter().cloned()).collect();
     let metrics = Metrics::new(meter, routes, inboxes).with_store(&sampler).shared();
     let options = Options { listen: admin.listen, tokens: admin.tokens.clone(), metrics_public: admin.metrics_public };
-    let bound = Admin::bind(options, metrics, Health::new(expected, meter.clone())).await;
+    let bound = Admin::bind(options, metrics, Health::new(expected, meter.clone()), Some(store.clone())).await;
     let listener = bound.map_err(|error| Failure::of(exit::CONFIG, &error))?;
     if let Ok(address) = listener.address() {
-        tracing::info!("/livez, /readyz and /metrics are at http://{address}");
+        tracing::info!("/api/v1, /livez, /readyz and /metrics are at http://{address}");
     }
     tokio::spawn(listener.serve());
     tokio::spawn(sampler.run(store));

@@ -1,4 +1,9 @@
--- What comparisons of messages with effects found.
+-- What comparisons of messages with effects found; and who looked at payloads.
+alter table postroom.audit drop constraint audit_action_check;
+alter table postroom.audit add constraint audit_action_check check (action in
+    ('dead.retry', 'dead.discard', 'dead.expire', 'dead.note', 'key.park', 'key.unpark', 'key.skip', 'inbox.retry', 'inbox.discard',
+     'inbox.expire', 'inbox.prune', 'audit.expire', 'route.set', 'route.forget', 'replay', 'operation.begin', 'operation.pause',
+     'operation.resume', 'operation.cancel', 'archive.restore', 'payload.read'));
 create table postroom.reconciliations (
     name        text        not null check (octet_length(name) between 1 and 255),
     at          timestamptz not null default clock_timestamp(),

@@ -162,6 +162,11 @@ impl Operator for Database {
         within(&self.connector, "look for a message", operate::message(&self.connector, id)).await
     }
 
+    async fn note_payload_read(&self, id: MessageId, deed: &Deed) -> Result<(), StoreError> {
+        let work = operate::note_payload_read(&self.connector, id, deed);
+        within(&self.connector, "note that a payload is read", work).await
+    }
+
     async fn forget_route(&self, route: &str, discard: bool, deed: &Deed) -> Result<Option<Forgotten>, StoreError> {
         within(&self.connector, "forget a route", operate::forget_route(&self.connector, route, discard, deed)).await
     }

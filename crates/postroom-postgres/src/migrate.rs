@@ -151,7 +151,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration {
         number: 19,
         name: "reconcile",
-        locks: "nothing that exists: it creates a table",
+        locks: "postroom.audit: operators wait for a moment",
         sql: include_str!("../migrations/0019_reconcile.sql"),
         formerly: None,
     },

@@ -120,6 +120,12 @@ impl Operator for Database {
         self.on_thread("look for a message", move |connection| operate::message(connection, id)).await
     }
 
+    async fn note_payload_read(&self, id: MessageId, deed: &Deed) -> Result<(), StoreError> {
+        let deed = deed.clone();
+        let work = move |connection: &mut Connection| operate::note_payload_read(connection, id, &deed);
+        self.on_thread("note that a payload is read", work).await
+    }
+
     async fn forget_route(&self, route: &str, discard: bool, deed: &Deed) -> Result<Option<Forgotten>, StoreError> {
         let (route, deed) = (route.to_owned(), deed.clone());
         let work = move |connection: &mut Connection| operate::forget_route(connection, &route, discard, &deed);

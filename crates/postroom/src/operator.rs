@@ -65,6 +65,9 @@ pub trait Operator: Archivable + Reconcilable {
     /// One message with its payload; none: the store has no copy of it (any more).
     async fn message(&self, id: MessageId) -> Result<Option<StoredMessage>, StoreError>;
 
+    /// Leaves an audit row that says who looked at the payload of this message, and why.
+    async fn note_payload_read(&self, id: MessageId, deed: &Deed) -> Result<(), StoreError>;
+
     /// Removes a route that is no longer used, with its position, so that it no longer prevents a clean-up. Rejected while a relay runs
     /// it; without `discard` also while it has unsent or dead messages, which would be lost with it. `done` says whether it was removed.
     async fn forget_route(&self, route: &str, discard: bool, deed: &Deed) -> Result<Option<Forgotten>, StoreError>;

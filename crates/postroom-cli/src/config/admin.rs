@@ -11,7 +11,7 @@ use crate::exit::Failure;
 
 const AT: &str = "admin.";
 const ADMIN_KEYS: &[&str] = &["listen", "metrics_public", "tokens"];
-const TOKEN_KEYS: &[&str] = &["name", "role", "sha256"];
+const TOKEN_KEYS: &[&str] = &["name", "role", "sha256", "payloads"];
 const ROLES: &[&str] = &["viewer", "operator", "admin"];
 /// Where the listener is unless the configuration says otherwise.
 const LISTEN: ([u8; 4], u16) = ([127, 0, 0, 1], 9470);
@@ -70,7 +70,12 @@ fn read_token(value: &Value, at: &str) -> Result<Token, String> {
         format!("{at}role is not known; {hint}")
     })?;
     // Not quoted: somebody may have written the token itself.
-    Token::new(name, role, &sha256).map_err(|error| format!("{at}{error}"))
+    let mut read = Token::new(name, role, &sha256).map_err(|error| format!("{at}{error}"))?;
+    read.payloads = truth(token, "payloads", at)?.unwrap_or(false);
+    if read.payloads && role == Role::Viewer {
+        return Err(format!("{at}payloads requires the role operator or admin: seeing one leaves an audit row"));
+    }
+    Ok(read)
 }
 
 /// Where the process of this configuration listens; none: it does not.

@@ -4,6 +4,7 @@
 
 mod alarms;
 mod alerts;
+mod api;
 mod archive;
 mod commands;
 mod crashes;

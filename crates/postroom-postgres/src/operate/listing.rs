@@ -1,14 +1,15 @@
 //! Messages as an operator looks them up, and the test message that an operator sends.
 
 use postroom::{
-    BoxError, Listed, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, Outbox, StoreError, StoredMessage,
-    headers_from_json,
+    BoxError, Deed, Listed, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, Outbox, StoreError,
+    StoredMessage, headers_from_json,
 };
 use tokio_postgres::Row;
 
 use crate::Postgres;
 use crate::connect::Connector;
 use crate::link::store_error;
+use crate::operate::dead::audit;
 use crate::operate::session::OperatorSession;
 use crate::text::{shown, shown_opt, word};
 
@@ -85,6 +86,15 @@ pub(crate) async fn message(connector: &Connector, id: MessageId) -> Result<Opti
     })
     .transpose()
     .map_err(failed)
+}
+
+/// Leaves an audit row about somebody who looks at a payload.
+pub(crate) async fn note_payload_read(connector: &Connector, id: MessageId, deed: &Deed) -> Result<(), StoreError> {
+    let failed = |error| store_error("note that a payload is read; it was not shown", error);
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.deed().await?;
+    audit(&tx, deed, "payload.read", "{}", &[&id.to_string()]).await.map_err(failed)?;
+    tx.commit().await.map_err(failed)
 }
 
 /// Writes one message, in a transaction of its own.

@@ -20,7 +20,7 @@ mod why;
 pub(crate) use dead::{act_on_dead, dead_letters, dead_payload};
 pub(crate) use doctor::diagnose;
 pub(crate) use keys::{act_on_key, waiting_keys};
-pub(crate) use listing::{message, messages, send};
+pub(crate) use listing::{message, messages, note_payload_read, send};
 pub(crate) use prune::prune_inbox;
 pub(crate) use receptions::receptions;
 pub(crate) use retain::retain;

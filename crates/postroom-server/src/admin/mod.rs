@@ -1,26 +1,29 @@
-//! The admin listener: health and metrics over HTTP.
+//! The admin listener: health, metrics and the admin API over HTTP.
 //!
 //! Without tokens it serves this machine only. With tokens, everything but the bare answers of `/livez` and `/readyz` requires one.
 //! Connections, headers and time are limited, so that nobody who reaches the listener can harm the relay behind it.
 
+mod api;
 mod health;
 mod tokens;
 
 use std::convert::Infallible;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use postroom::{MessageId, Store};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
@@ -69,23 +72,37 @@ pub struct Admin {
     served: Served,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 struct Served {
     metrics: Arc<Metrics>,
     health: Arc<Health>,
     guard: Arc<Guard>,
+    store: Option<Arc<dyn Store>>,
+    rate: Arc<api::Rate>,
+}
+
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served").field("health", &self.health).finish_non_exhaustive()
+    }
 }
 
 impl Admin {
-    /// Binds the address. One that other machines can reach is refused without tokens.
-    pub async fn bind(options: Options, metrics: Arc<Metrics>, health: Health) -> Result<Self, AdminFailed> {
+    /// Binds the address. One that other machines can reach is refused without tokens. Without a store there is no admin API.
+    pub async fn bind(
+        options: Options,
+        metrics: Arc<Metrics>,
+        health: Health,
+        store: Option<Arc<dyn Store>>,
+    ) -> Result<Self, AdminFailed> {
         let Options { listen, tokens, metrics_public } = options;
         if tokens.is_empty() && !listen.ip().is_loopback() {
             return Err(AdminFailed::Open(listen));
         }
         let listener = TcpListener::bind(listen).await.map_err(|error| AdminFailed::Bind(listen, error))?;
         let guard = Arc::new(Guard::new(tokens, metrics_public));
-        Ok(Self { listener, served: Served { metrics, health: Arc::new(health), guard } })
+        let served = Served { metrics, health: Arc::new(health), guard, store, rate: Arc::default() };
+        Ok(Self { listener, served })
     }
 
     /// The address that it got.
@@ -128,15 +145,28 @@ fn router(served: Served) -> Router {
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
-        .fallback(async || (StatusCode::NOT_FOUND, "there is nothing here; see /livez, /readyz and /metrics\n"))
+        .nest("/api/v1", api::router())
+        .fallback(async || {
+            (StatusCode::NOT_FOUND, "there is nothing here; see /livez, /readyz, /metrics and /api/v1/openapi.json\n")
+        })
         .layer(middleware::from_fn_with_state(served.clone(), before_all))
         .with_state(served)
 }
 
-/// Nothing is answered to a page of the web that had a name point to this machine.
+/// Longest request id that is taken over from a caller, in bytes.
+const REQUEST_ID_MAX: usize = 64;
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Nothing is answered to a page of the web that had a name point to this machine. Every call of the API is logged, without its query,
+/// which may have personal data.
 async fn before_all(State(served): State<Served>, request: Request, next: Next) -> Result<Response, Infallible> {
+    let began = Instant::now();
     let refused = served.guard.refuses_host(request.headers());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let plain =
+        |id: &&str| !id.is_empty() && id.len() <= REQUEST_ID_MAX && id.bytes().all(|byte| byte.is_ascii_graphic());
+    let given = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(plain);
+    let id = given.map_or_else(|| MessageId::new().to_string(), str::to_owned);
     let mut response = match refused {
         true => (StatusCode::MISDIRECTED_REQUEST, "ask by the address that this listener listens on\n").into_response(),
         false => next.run(request).await,
@@ -144,7 +174,16 @@ async fn before_all(State(served): State<Served>, request: Request, next: Next) 
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    tracing::debug!(target: "postroom::admin", %method, path, status = response.status().as_u16(), "answered");
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        headers.insert(REQUEST_ID, id);
+    }
+    let (status, ms) = (response.status().as_u16(), began.elapsed().as_millis() as u64);
+    let who = response.extensions().get::<tokens::Admitted>().map_or("-", |who| who.name.as_str());
+    if path.starts_with("/api/") {
+        tracing::info!(target: "postroom::admin", %method, path, status, ms, who, request_id = id, "answered");
+    } else {
+        tracing::debug!(target: "postroom::admin", %method, path, status, ms, request_id = id, "answered");
+    }
     Ok(response)
 }
 

@@ -49,6 +49,8 @@ pub struct Token {
     pub name: String,
     /// What it may do.
     pub role: Role,
+    /// Its owner may see payloads.
+    pub payloads: bool,
     digest: [u8; 32],
 }
 
@@ -68,7 +70,7 @@ impl Token {
             let digits = sha256.get(index * 2..index * 2 + 2).ok_or(InvalidToken)?;
             *byte = u8::from_str_radix(digits, 16).map_err(|_| InvalidToken)?;
         }
-        Ok(Self { name: name.into(), role, digest })
+        Ok(Self { name: name.into(), role, payloads: false, digest })
     }
 }
 
@@ -104,6 +106,7 @@ fn hex(bytes: &[u8]) -> String {
 pub(super) struct Admitted {
     pub name: String,
     pub role: Role,
+    pub payloads: bool,
 }
 
 /// Why somebody gets nothing.
@@ -156,7 +159,7 @@ impl Guard {
     /// Who sends these headers, if they may do what this role may. Without tokens everybody who reaches the listener may look.
     pub fn admit(&self, headers: &HeaderMap, needed: Role) -> Result<Admitted, Refused> {
         if self.tokens.is_empty() {
-            let local = Admitted { name: "local".to_owned(), role: Role::Viewer };
+            let local = Admitted { name: "local".to_owned(), role: Role::Viewer, payloads: false };
             return if needed <= local.role { Ok(local) } else { Err(Refused::Role(needed)) };
         }
         let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
@@ -172,7 +175,7 @@ impl Guard {
         if token.role < needed {
             return Err(Refused::Role(needed));
         }
-        Ok(Admitted { name: token.name.clone(), role: token.role })
+        Ok(Admitted { name: token.name.clone(), role: token.role, payloads: token.payloads })
     }
 
     /// Whether too many wrong tokens came; `one_more` counts one.

@@ -1,11 +1,13 @@
 //! Messages as an operator looks them up, and the test message that an operator sends.
 
 use postroom::{
-    Listed, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, StoreError, StoredMessage, headers_from_json,
+    Deed, Listed, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, StoreError, StoredMessage,
+    headers_from_json,
 };
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 
 use crate::connect::{NOW, store_error, word};
+use crate::operate::dead::audit;
 use crate::operate::status::TAKES;
 use crate::outbox::enqueue;
 use crate::text::{text, text_or_null};
@@ -121,4 +123,14 @@ pub(crate) fn send(connection: &mut Connection, message: &Message) -> Result<(),
     enqueue(&tx, std::slice::from_ref(message))
         .map_err(|error| StoreError::Refused { what: WHAT, source: error.into() })?;
     tx.commit().map_err(failed)
+}
+
+/// Leaves an audit row about somebody who looks at a payload.
+pub(crate) fn note_payload_read(connection: &mut Connection, id: MessageId, deed: &Deed) -> Result<(), StoreError> {
+    let mut note = || -> Result<(), rusqlite::Error> {
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        audit(&tx, deed, "payload.read", "{}", &[&id.to_string()])?;
+        tx.commit()
+    };
+    note().map_err(|error| store_error("note that a payload is read; it was not shown", error))
 }

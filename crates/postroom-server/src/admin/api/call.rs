@@ -1,0 +1,76 @@
+//! One call: who asks, and for what.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use postroom::{Deed, MessageId, OperationId, Side, Store};
+use serde::de::DeserializeOwned;
+
+use super::problem::Problem;
+use crate::admin::tokens::Admitted;
+
+/// What a handler gets.
+pub(super) struct Call {
+    pub who: Admitted,
+    pub store: Arc<dyn Store>,
+    pub path: BTreeMap<String, String>,
+    pub query: BTreeMap<String, String>,
+    pub body: axum::body::Bytes,
+}
+
+impl Call {
+    /// A part of the path.
+    pub fn part(&self, name: &str) -> Result<&str, Problem> {
+        self.path.get(name).map(String::as_str).ok_or_else(|| Problem::bad("bad-path", format!("{name} is missing")))
+    }
+
+    pub fn message_id(&self) -> Result<MessageId, Problem> {
+        let id = self.part("id")?;
+        id.parse().map_err(|_| Problem::bad("bad-id", "the id must be a UUID"))
+    }
+
+    pub fn operation_id(&self) -> Result<OperationId, Problem> {
+        let id = self.part("id")?;
+        id.parse().map_err(|_| Problem::bad("bad-id", "the id must be a UUID"))
+    }
+
+    pub fn text(&self, name: &str) -> Option<String> {
+        self.query.get(name).filter(|value| !value.is_empty()).cloned()
+    }
+
+    pub fn number(&self, name: &str, usual: i64, most: i64) -> Result<i64, Problem> {
+        let Some(value) = self.query.get(name) else { return Ok(usual) };
+        let wrong = || Problem::bad("bad-query", format!("{name} must be a whole number from 1 to {most}"));
+        value.parse().ok().filter(|number| (1..=most).contains(number)).ok_or_else(wrong)
+    }
+
+    pub fn seconds(&self, name: &str) -> Result<Option<Duration>, Problem> {
+        let Some(value) = self.query.get(name) else { return Ok(None) };
+        let wrong = || Problem::bad("bad-query", format!("{name} must be a number of seconds, at most 315360000"));
+        let seconds = value.parse().ok().filter(|seconds| *seconds <= 315_360_000).ok_or_else(wrong)?;
+        Ok(Some(Duration::from_secs(seconds)))
+    }
+
+    pub fn side(&self) -> Result<Side, Problem> {
+        match self.query.get("side").map(String::as_str) {
+            None | Some("out") => Ok(Side::Out),
+            Some("in") => Ok(Side::In),
+            Some(_) => Err(Problem::bad("bad-query", "side must be out or in")),
+        }
+    }
+
+    /// The body; unknown fields are errors.
+    pub fn body<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+        serde_json::from_slice(&self.body).map_err(|error| Problem::bad("bad-body", format!("the body: {error}")))
+    }
+
+    /// Who does this, and why.
+    pub fn deed(&self, reason: &str) -> Result<Deed, Problem> {
+        if reason.trim().is_empty() || reason.len() > 4000 {
+            let text = "reason must have 1 to 4000 bytes; it is recorded in the audit row";
+            return Err(Problem::bad("reason-required", text));
+        }
+        Ok(Deed { actor: format!("{} (token)", self.who.name), reason: reason.to_owned() })
+    }
+}

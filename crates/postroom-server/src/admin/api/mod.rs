@@ -1,0 +1,154 @@
+//! The admin API, `/api/v1`: what the port `Operator` has, over HTTP. Its objects are those of the commands' `--json`.
+//!
+//! `endpoints.rs` is the one list: the router and the description in OpenAPI are both made of it.
+
+mod answer;
+mod call;
+mod deeds;
+mod endpoints;
+mod openapi;
+mod problem;
+mod rate;
+mod reads;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, RawPathParams, RawQuery, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, on};
+
+use self::call::Call;
+use self::endpoints::{Endpoint, endpoints};
+pub(super) use self::problem::Problem;
+pub(super) use self::rate::Rate;
+use super::Served;
+use super::tokens::{Refused, Role};
+
+/// Most bytes of a request's body.
+const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// Everything below `/api/v1`.
+pub(super) fn router() -> Router<Served> {
+    let mut router = Router::new().route("/openapi.json", get(description));
+    for endpoint in endpoints() {
+        let endpoint = Arc::new(endpoint);
+        let path = endpoint.path;
+        let method = endpoint.method.filter();
+        router = router.route(
+            path,
+            on(
+                method,
+                move |State(served): State<Served>,
+                      headers: HeaderMap,
+                      parts: RawPathParams,
+                      RawQuery(query): RawQuery,
+                      body: Bytes| answered(endpoint.clone(), served, headers, parts, query, body),
+            ),
+        );
+    }
+    let nothing =
+        async || Problem::missing("no-such-path", "there is nothing here; /api/v1/openapi.json says what there is");
+    let wrong_method = async || {
+        Problem::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "wrong-method",
+            "this path has other methods; see /api/v1/openapi.json",
+        )
+    };
+    router.fallback(nothing).method_not_allowed_fallback(wrong_method).layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+}
+
+/// Describes all of this; says nothing of the store.
+async fn description(State(served): State<Served>, headers: HeaderMap) -> Response {
+    match served.guard.admit(&headers, Role::Viewer) {
+        Ok(_) => axum::Json(openapi::document(&endpoints())).into_response(),
+        Err(refused) => refuse(refused).into_response(),
+    }
+}
+
+fn refuse(refused: Refused) -> Problem {
+    match refused {
+        Refused::Unknown => Problem::new(
+            StatusCode::UNAUTHORIZED,
+            "token-required",
+            "a token is required: Authorization: Bearer TOKEN; `postroom token` makes one",
+        ),
+        Refused::Role(role) => Problem::new(
+            StatusCode::FORBIDDEN,
+            "role-required",
+            format!("this requires a token with the role {}", role.as_str()),
+        ),
+        Refused::TooMany => {
+            let mut problem =
+                Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-wrong-tokens", "too many wrong tokens came");
+            problem.retry_after_seconds = Some(10);
+            problem
+        }
+    }
+}
+
+async fn answered(
+    endpoint: Arc<Endpoint>,
+    served: Served,
+    headers: HeaderMap,
+    parts: RawPathParams,
+    query: Option<String>,
+    body: Bytes,
+) -> Response {
+    match answer(&endpoint, served, &headers, &parts, query.as_deref().unwrap_or_default(), body).await {
+        Ok(response) => response,
+        Err(problem) => problem.into_response(),
+    }
+}
+
+async fn answer(
+    endpoint: &Endpoint,
+    served: Served,
+    headers: &HeaderMap,
+    parts: &RawPathParams,
+    query: &str,
+    body: Bytes,
+) -> Result<Response, Problem> {
+    let who = served.guard.admit(headers, endpoint.role).map_err(refuse)?;
+    if endpoint.payloads && !who.payloads {
+        let text = "this requires a token with payloads = true";
+        return Err(Problem::new(StatusCode::FORBIDDEN, "payloads-required", text));
+    }
+    if !served.rate.allows(&who.name) {
+        let mut problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", "this token asks too often");
+        problem.retry_after_seconds = Some(1);
+        return Err(problem);
+    }
+    let Some(store) = served.store.clone() else {
+        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "no-store", "this listener has no store"));
+    };
+    let path = parts.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let call = Call { who: who.clone(), store, path, query: known(endpoint, query)?, body };
+    let mut response = (endpoint.handler)(call).await?.into_response();
+    response.extensions_mut().insert(who);
+    Ok(response)
+}
+
+/// The parameters, each of which must be one that the endpoint has.
+fn known(endpoint: &Endpoint, query: &str) -> Result<BTreeMap<String, String>, Problem> {
+    let pairs: Vec<(String, String)> =
+        axum::extract::Query::try_from_uri(&format!("/?{query}").parse().unwrap_or_default())
+            .map_err(|error| Problem::bad("bad-query", error.to_string()))?
+            .0;
+    let mut known = BTreeMap::new();
+    for (name, value) in pairs {
+        if !endpoint.query.iter().any(|(parameter, _)| *parameter == name) {
+            let names: Vec<&str> = endpoint.query.iter().map(|(name, _)| *name).collect();
+            let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            return Err(Problem::bad("bad-query", format!("parameter {name:?} is not known; there are: {names}")));
+        }
+        if known.insert(name.clone(), value).is_some() {
+            return Err(Problem::bad("bad-query", format!("parameter {name:?} is given twice")));
+        }
+    }
+    Ok(known)
+}
