@@ -679,4 +679,18 @@ pub(crate) const BUGS: &[Bug] = &[
         test: &["--test", "relay", "odd_messages_and_other_outboxes_do_no_harm"],
         needs_bin: true,
     },
+    Bug {
+        name: "a_viewer_may_act",
+        breaks: "lets any token do everything over the admin API",
+        package: "postroom-cli",
+        test: &["--test", "relay", "the_api_shows_and_does_what_its_description_and_a_token_allow"],
+        needs_bin: true,
+    },
+    Bug {
+        name: "a_payload_is_shown_in_secret",
+        breaks: "leaves no audit row about who saw a payload",
+        package: "postroom-cli",
+        test: &["--test", "relay", "the_api_shows_and_does_what_its_description_and_a_token_allow"],
+        needs_bin: true,
+    },
 ];
