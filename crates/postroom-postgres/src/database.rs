@@ -308,8 +308,12 @@ impl Archivable for Database {
 
 #[async_trait]
 impl Reconcilable for Database {
-    async fn outbox_times(&self) -> Result<Option<Span>, StoreError> {
-        within(&self.connector, COMPARE, reconcile::outbox_times(&self.connector)).await
+    async fn outbox_times(&self, plausible: Span) -> Result<Option<Span>, StoreError> {
+        within(&self.connector, COMPARE, reconcile::outbox_times(&self.connector, plausible)).await
+    }
+
+    async fn outbox_outside(&self, span: Span) -> Result<u64, StoreError> {
+        within(&self.connector, COMPARE, reconcile::outbox_outside(&self.connector, span)).await
     }
 
     async fn outbox_prints(&self, topics: &TopicFilter, span: Span, piece_ms: i64) -> Result<IdPrints, StoreError> {

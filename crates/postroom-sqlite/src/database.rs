@@ -304,8 +304,12 @@ impl Archivable for Database {
 
 #[async_trait]
 impl Reconcilable for Database {
-    async fn outbox_times(&self) -> Result<Option<Span>, StoreError> {
-        self.on_thread(COMPARE, move |connection| reconcile::outbox_times(connection)).await
+    async fn outbox_times(&self, plausible: Span) -> Result<Option<Span>, StoreError> {
+        self.on_thread(COMPARE, move |connection| reconcile::outbox_times(connection, plausible)).await
+    }
+
+    async fn outbox_outside(&self, span: Span) -> Result<u64, StoreError> {
+        self.on_thread(COMPARE, move |connection| reconcile::outbox_outside(connection, span)).await
     }
 
     async fn outbox_prints(&self, topics: &TopicFilter, span: Span, piece_ms: i64) -> Result<IdPrints, StoreError> {

@@ -132,9 +132,12 @@ pub struct Unhandled {
 /// The end of a store that can be compared with others.
 #[async_trait]
 pub trait Reconcilable: Send + Sync {
-    /// The times in the oldest and the newest id of the outbox; none: it is empty. An error if the newest messages have ids without a
-    /// time in them.
-    async fn outbox_times(&self) -> Result<Option<Span>, StoreError>;
+    /// The times in the oldest and the newest id of the outbox that lie in this span; none: there are none. An error if the newest messages
+    /// have ids without a time in them.
+    async fn outbox_times(&self, plausible: Span) -> Result<Option<Span>, StoreError>;
+
+    /// Messages whose ids lie outside this span, counted up to 10,000: most of those that are not UUIDv7 do.
+    async fn outbox_outside(&self, span: Span) -> Result<u64, StoreError>;
 
     /// The ids of messages of these topics, piece by piece.
     async fn outbox_prints(&self, topics: &TopicFilter, span: Span, piece_ms: i64) -> Result<IdPrints, StoreError>;
@@ -189,7 +192,9 @@ pub struct Reconciled {
     pub days: Vec<DayCompared>,
     /// Messages and effects at each consumer.
     pub consumers: Vec<ConsumerCompared>,
-    /// What could not be compared, in words.
+    /// Messages whose ids have no time of this century's in them, which therefore could not be compared.
+    pub not_compared: u64,
+    /// What else could not be compared, in words.
     pub notes: Vec<String>,
 }
 
@@ -209,9 +214,9 @@ impl Reconciled {
         self.days.iter().filter(|day| day.differs()).count() as u64
     }
 
-    /// Whether there is any difference.
+    /// Whether there is any difference, or something that nobody could compare.
     pub fn differs(&self) -> bool {
-        self.missing() + self.strangers() + self.days_that_differ() > 0
+        self.missing() + self.strangers() + self.days_that_differ() + self.not_compared > 0
     }
 }
 
@@ -253,8 +258,6 @@ pub struct ConsumerCompared {
     pub unsent: u64,
     /// Not received, since they are dead letters of the route.
     pub dead_on_route: u64,
-    /// Not received, and older than anything in its inbox: it may have begun later.
-    pub before_inbox: u64,
     /// Sent, and not received: lost on the way, or forgotten by the inbox.
     pub missing: u64,
     /// Received, and not in the outbox: removed from there, or of another sender.

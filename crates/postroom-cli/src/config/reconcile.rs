@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use super::values::{duration, known, patterns, plain, text};
 
 const KEYS: &[&str] = &["name", "topics", "route", "every", "window", "settles", "business", "consumers"];
-const CONSUMER_KEYS: &[&str] = &["consumer", "store", "topics"];
+const CONSUMER_KEYS: &[&str] = &["consumer", "store", "topics", "since"];
 
 /// One comparison.
 #[derive(Debug, Clone)]
@@ -37,6 +37,8 @@ pub struct ReconciledConsumer {
     pub store: Option<String>,
     /// The topics that it receives; none: all of the comparison.
     pub topics: Option<TopicFilter>,
+    /// When it began, in milliseconds since 1970; none: before everything.
+    pub since_ms: Option<i64>,
 }
 
 impl std::fmt::Debug for ReconciledConsumer {
@@ -110,7 +112,10 @@ fn read_consumer(value: &Value, at: &str) -> Result<ReconciledConsumer, String> 
     let table = value.as_table().ok_or_else(|| format!("{at} must be a table"))?;
     known(table, CONSUMER_KEYS, at)?;
     let consumer = text(table, "consumer", at)?.ok_or_else(|| format!("{at}consumer is missing"))?;
+    let since = text(table, "since", at)?.map(|text| text.parse::<jiff::Timestamp>());
+    let since = since.transpose().map_err(|_| format!("{at}since must be a time such as \"2026-11-22T10:00:00Z\""))?;
     Ok(ReconciledConsumer {
+        since_ms: since.map(jiff::Timestamp::as_millisecond),
         consumer: Consumer::new(consumer).map_err(|error| format!("{at}consumer: {error}"))?,
         store: text(table, "store", at)?,
         topics: patterns(table, "topics", at)?,

@@ -5,7 +5,7 @@ use std::time::{Instant, UNIX_EPOCH};
 
 use postroom::{
     ConsumerCompared, DayCompared, Fate, IdPrint, IdPrints, MessageId, Reconciled, Span, Store, StoreError, Tally,
-    TopicFilter, differing, id_ms,
+    TopicFilter, differing,
 };
 
 use super::{Comparison, Inbox};
@@ -14,6 +14,9 @@ use super::{Comparison, Inbox};
 const PIECE_MS: i64 = 60_000;
 /// One query is about at most so much time.
 const QUERY_MS: i64 = 6 * 3_600_000;
+/// No message is older: 2020-01-01. And none is written a day ahead of the database's clock.
+const OLDEST_MS: i64 = 1_577_836_800_000;
+const DAY_MS: i64 = 24 * 3_600_000;
 /// Ids that one query looks up.
 const LOOKED_UP: usize = 1_000;
 
@@ -39,7 +42,10 @@ pub async fn compare(
     let to_ms = asked.to_ms.map_or(settled, |to| to.min(settled));
     let mut span = Span { from_ms: asked.from_ms.unwrap_or(to_ms - ms(options.window)), to_ms };
     let mut notes = Vec::new();
-    match store.outbox_times().await? {
+    // What has another time in its id has none: it is not UUIDv7.
+    let plausible = Span { from_ms: OLDEST_MS, to_ms: at_ms + DAY_MS };
+    let not_compared = store.outbox_outside(plausible).await?;
+    match store.outbox_times(plausible).await? {
         None => notes.push("the outbox is empty".to_owned()),
         Some(times) if times.from_ms > span.from_ms => {
             notes.push(format!(
@@ -57,6 +63,7 @@ pub async fn compare(
         took_seconds: 0.0,
         days: Vec::new(),
         consumers: Vec::new(),
+        not_compared,
         notes,
     };
     if options.business.is_some() {
@@ -69,6 +76,21 @@ pub async fn compare(
             counted += ids;
             progress(counted);
         };
+        let from_ms = inbox.since_ms.map_or(span.from_ms, |since| since.clamp(span.from_ms, span.to_ms));
+        let span = Span { from_ms, ..span };
+        match inbox.store.inbox_begins(&inbox.consumer).await? {
+            None => result.notes.push(format!(
+                "the inbox of {} in {} is empty: is the consumer's name right, and is this its database?",
+                inbox.consumer,
+                inbox.store.shown()
+            )),
+            Some(begins) if begins > span.from_ms => result.notes.push(format!(
+                "the inbox of {} begins at {}; if the consumer began then, set `since`, and if older rows were deleted there, compare a shorter time",
+                inbox.consumer,
+                at(begins)
+            )),
+            Some(_) => {}
+        }
         result.consumers.push(consumer(store.as_ref(), route, inbox, topics, span, &mut seen, &mut more).await?);
     }
     result.took_seconds = began.elapsed().as_secs_f64();
@@ -130,7 +152,6 @@ async fn consumer(
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<ConsumerCompared, StoreError> {
     let Inbox { consumer, store: theirs, .. } = inbox;
-    let begins = theirs.inbox_begins(consumer).await?.unwrap_or(i64::MAX);
     let mut compared = ConsumerCompared {
         consumer: consumer.to_string(),
         store: theirs.shown(),
@@ -140,7 +161,6 @@ async fn consumer(
         dead: 0,
         unsent: 0,
         dead_on_route: 0,
-        before_inbox: 0,
         missing: 0,
         strangers: 0,
         missing_ids: Vec::new(),
@@ -175,7 +195,7 @@ async fn consumer(
             let lacking: Vec<MessageId> = written.iter().filter(|id| !has.contains(id)).copied().collect();
             let strange: Vec<MessageId> = received.iter().filter(|id| !had.contains(id)).copied().collect();
             for some in lacking.chunks(LOOKED_UP) {
-                judge(store, route, inbox, begins, some, &mut compared).await?;
+                judge(store, route, inbox, some, &mut compared).await?;
             }
             for some in strange.chunks(LOOKED_UP) {
                 // One of another topic is no stranger.
@@ -202,7 +222,6 @@ async fn judge(
     store: &dyn Store,
     route: &str,
     inbox: &Inbox,
-    begins: i64,
     ids: &[MessageId],
     compared: &mut ConsumerCompared,
 ) -> Result<(), StoreError> {
@@ -214,7 +233,6 @@ async fn judge(
             Fate::Waiting => compared.unsent += 1,
             Fate::Dead => compared.dead_on_route += 1,
             Fate::Passed if dead.contains(&id) => {}
-            Fate::Passed if id_ms(id.as_uuid()) < begins => compared.before_inbox += 1,
             Fate::Passed => {
                 compared.missing += 1;
                 keep(&mut compared.missing_ids, id);

@@ -210,13 +210,43 @@ async fn what_is_on_its_way_is_not_missing() {
         );
         std::fs::write(&config, &text_of).unwrap();
         let compared = postroom(&["--json", "reconcile", "run", "--config", config.to_str().unwrap()]);
+        assert_eq!(compared.status.code(), Some(1), "{compared:?}");
+        let result = json(&compared)["reconciled"][0].clone();
+        let one = result["consumers"][0].clone();
+        assert_eq!((&one["expected"], &one["received"], &one["missing"]), (&4.into(), &1.into(), &1.into()), "{one}");
+        assert_eq!((&one["unsent"], &one["dead"]), (&1.into(), &1.into()), "{one}");
+        assert!(result["notes"].to_string().contains("set `since`"), "{result}");
+        // A consumer that began later need not have it; one whose name is wrong lacks everything.
+        let began = postroom::id_ms(&handled);
+        let since = format!("since = \"{}\"\n", jiff::Timestamp::from_millisecond(began).unwrap());
+        std::fs::write(&config, format!("{text_of}{since}")).unwrap();
+        let compared = postroom(&["--json", "reconcile", "run", "--config", config.to_str().unwrap()]);
         assert_eq!(compared.status.code(), Some(0), "{compared:?}");
-        let one = json(&compared)["reconciled"][0]["consumers"][0].clone();
-        assert_eq!((&one["expected"], &one["received"], &one["missing"]), (&4.into(), &1.into(), &0.into()), "{one}");
-        assert_eq!((&one["unsent"], &one["dead"], &one["before_inbox"]), (&1.into(), &1.into(), &1.into()), "{one}");
+        std::fs::write(&config, text_of.replace("billing", "biling")).unwrap();
+        let compared = postroom(&["--json", "reconcile", "run", "--config", config.to_str().unwrap()]);
+        let mistyped = json(&compared)["reconciled"][0].clone();
+        assert_eq!((compared.status.code(), &mistyped["consumers"][0]["missing"]), (Some(1), &3.into()), "{mistyped}");
+        assert!(mistyped["notes"].to_string().contains("is empty"), "{mistyped}");
         // What has not settled is not looked at.
         std::fs::write(&config, text_of.replace("\"0s\"", "\"15m\"")).unwrap();
         let compared = json(&postroom(&["--json", "reconcile", "run", "--config", config.to_str().unwrap()]));
         assert_eq!(compared["reconciled"][0]["consumers"][0]["expected"], 0, "{compared}");
+        // An id without a time: among the newest, and behind many that have one.
+        let insert = |ids: &[Uuid]| {
+            let rows: Vec<String> =
+                ids.iter().map(|id| format!("('{id}', 'orders', 'order.placed', 'x', 'k')")).collect();
+            format!("insert into postroom.outbox (id, topic, type, payload, key) values {}", rows.join(", "))
+        };
+        execute(store, &insert(&["f47ac10b-58cc-4372-a567-0e02b2c3d479".parse().unwrap()])).await;
+        let run = || postroom(&["--json", "reconcile", "run", "--config", config.to_str().unwrap()]);
+        assert!(text(&run().stderr).contains("not UUIDv7"));
+        let newer: Vec<Uuid> = (0..1100).map(|_| *postroom::MessageId::new().as_uuid()).collect();
+        execute(store, &insert(&newer)).await;
+        let compared = run();
+        assert_eq!(
+            (compared.status.code(), &json(&compared)["reconciled"][0]["not_compared"]),
+            (Some(1), &1.into()),
+            "{compared:?}"
+        );
     }
 }

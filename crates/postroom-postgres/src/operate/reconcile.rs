@@ -47,13 +47,14 @@ fn ids(rows: &[Row]) -> Result<Vec<MessageId>, StoreError> {
 }
 
 /// The times in the oldest and the newest id.
-pub(crate) async fn outbox_times(connector: &Connector) -> Result<Option<Span>, StoreError> {
-    let sql = "select (select o.id from postroom.outbox o order by o.id limit 1),
-                      (select o.id from postroom.outbox o order by o.id desc limit 1),
+pub(crate) async fn outbox_times(connector: &Connector, plausible: Span) -> Result<Option<Span>, StoreError> {
+    let sql = "select (select o.id from postroom.outbox o where o.id >= $1 and o.id < $2 order by o.id limit 1),
+                      (select o.id from postroom.outbox o where o.id >= $1 and o.id < $2 order by o.id desc limit 1),
                       (select count(*) from (select i.id from (select n.lane from postroom.settings s cross join generate_series(0, s.lanes - 1) n (lane)) l
                                                cross join lateral (select o.id from postroom.outbox o where o.lane = l.lane order by o.seq desc limit 100) i) i
                         where substr(i.id::text, 15, 1) <> '7')";
-    let rows = look(connector, sql, &[]).await?;
+    let (from, to) = plausible.ids();
+    let rows = look(connector, sql, &[&from, &to]).await?;
     let Some(row) = rows.first() else { return Ok(None) };
     let others: i64 = row.try_get(2).map_err(failed)?;
     if others > 0 {
@@ -66,6 +67,15 @@ pub(crate) async fn outbox_times(connector: &Connector) -> Result<Option<Span>, 
     let (oldest, newest): (Option<Uuid>, Option<Uuid>) =
         (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
     Ok(oldest.zip(newest).map(|(oldest, newest)| Span { from_ms: id_ms(&oldest), to_ms: id_ms(&newest) + 1 }))
+}
+
+/// Messages whose ids lie outside a span.
+pub(crate) async fn outbox_outside(connector: &Connector, span: Span) -> Result<u64, StoreError> {
+    let sql = "select (select count(*) from (select from postroom.outbox o where o.id < $1 limit 10000) b)
+                    + (select count(*) from (select from postroom.outbox o where o.id >= $2 limit 10000) a)";
+    let (from, to) = span.ids();
+    let rows = look(connector, sql, &[&from, &to]).await?;
+    rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>(0)).map(i64::unsigned_abs).map_err(failed)
 }
 
 /// Ids of the outbox, piece by piece.

@@ -57,10 +57,14 @@ fn inbox(
 }
 
 /// The times in the oldest and the newest id.
-pub(crate) fn outbox_times(connection: &Connection) -> Result<Option<Span>, StoreError> {
+pub(crate) fn outbox_times(connection: &Connection, plausible: Span) -> Result<Option<Span>, StoreError> {
+    let (from, to) = plausible.ids();
     let edge = |direction: &str| {
-        let sql = format!("select id from postroom_outbox order by replace(lower(id), '-', '') {direction} limit 1");
-        connection.query_row(&sql, [], |row| uuid(row, 0)).optional()
+        let sql = format!(
+            "select id from postroom_outbox where replace(lower(id), '-', '') >= ?1 and replace(lower(id), '-', '') < ?2
+              order by replace(lower(id), '-', '') {direction} limit 1"
+        );
+        connection.query_row(&sql, [from.simple().to_string(), to.simple().to_string()], |row| uuid(row, 0)).optional()
     };
     let others: i64 = connection
         .query_row(
@@ -77,6 +81,15 @@ pub(crate) fn outbox_times(connection: &Connection) -> Result<Option<Span>, Stor
     }
     let (oldest, newest) = (edge("asc").map_err(failed)?, edge("desc").map_err(failed)?);
     Ok(oldest.zip(newest).map(|(oldest, newest)| Span { from_ms: id_ms(&oldest), to_ms: id_ms(&newest) + 1 }))
+}
+
+/// Messages whose ids lie outside a span.
+pub(crate) fn outbox_outside(connection: &Connection, span: Span) -> Result<u64, StoreError> {
+    let (from, to) = span.ids();
+    let sql = "select (select count(*) from (select 1 from postroom_outbox where replace(lower(id), '-', '') < ?1 limit 10000))
+                    + (select count(*) from (select 1 from postroom_outbox where replace(lower(id), '-', '') >= ?2 limit 10000))";
+    let parameters = [from.simple().to_string(), to.simple().to_string()];
+    connection.query_row(sql, parameters, |row| row.get::<_, i64>(0)).map(i64::unsigned_abs).map_err(failed)
 }
 
 /// Ids of the outbox, piece by piece.
