@@ -144,6 +144,8 @@ impl StoreArgs {
 }
 
 fn main() -> ExitCode {
+    // Clients of HTTP, for traces and archives, take the one of the process.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -78,7 +78,7 @@ pub struct ReplayArgs {
     new_id: bool,
     /// The messages that a consumer lacks, as the comparison with this name found last (`postroom reconcile`); NAME/CONSUMER if it is
     /// about several
-    #[arg(long, value_name = "NAME", conflicts_with = "id")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["id", "new_id"])]
     missing: Option<String>,
     /// Also what was archived: it is put back into the outbox first, for a week
     #[arg(long)]

@@ -81,6 +81,7 @@ fn the_trace_of_one_order_is_seen_whole_by_a_collector() {
             tokio::spawn(collect(stream, sender.clone()));
         }
     });
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let exporter = SpanExporter::builder()
         .with_http()
         .with_protocol(Protocol::HttpJson)

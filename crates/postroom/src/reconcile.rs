@@ -102,6 +102,8 @@ pub enum Fate {
     Dead,
     /// The route is done with it.
     Passed,
+    /// The route does not take its topic.
+    Unrouted,
 }
 
 /// Messages of one tenant and type.
@@ -258,6 +260,10 @@ pub struct ConsumerCompared {
     pub unsent: u64,
     /// Not received, since they are dead letters of the route.
     pub dead_on_route: u64,
+    /// Not received, since the route does not take their topic.
+    pub unrouted: u64,
+    /// The time in the oldest id of those that are not received; the next comparison begins there, at the latest.
+    pub oldest_open_ms: Option<i64>,
     /// Sent, and not received: lost on the way, or forgotten by the inbox.
     pub missing: u64,
     /// Received, and not in the outbox: removed from there, or of another sender.

@@ -5,7 +5,7 @@ use std::time::{Instant, UNIX_EPOCH};
 
 use postroom::{
     ConsumerCompared, DayCompared, Fate, IdPrint, IdPrints, MessageId, Reconciled, Span, Store, StoreError, Tally,
-    TopicFilter, differing,
+    TopicFilter, differing, id_ms,
 };
 
 use super::{Comparison, Inbox};
@@ -17,6 +17,8 @@ const QUERY_MS: i64 = 6 * 3_600_000;
 /// No message is older: 2020-01-01. And none is written a day ahead of the database's clock.
 const OLDEST_MS: i64 = 1_577_836_800_000;
 const DAY_MS: i64 = 24 * 3_600_000;
+/// How far back open ones are followed.
+const OPEN_MS: i64 = 30 * DAY_MS;
 /// Ids that one query looks up.
 const LOOKED_UP: usize = 1_000;
 
@@ -42,11 +44,25 @@ pub async fn compare(
     let to_ms = asked.to_ms.map_or(settled, |to| to.min(settled));
     let mut span = Span { from_ms: asked.from_ms.unwrap_or(to_ms - ms(options.window)), to_ms };
     let mut notes = Vec::new();
+    if asked.from_ms.is_none() {
+        // What was not received the last time is looked at again, however long ago its id was made: it may have been sent since.
+        let last = store.reconciled(Some(&options.name)).await?.into_iter().next();
+        let open = last.iter().flat_map(|last| &last.consumers).filter_map(|one| one.oldest_open_ms).min();
+        span.from_ms = open.map_or(span.from_ms, |open| span.from_ms.min(open.max(span.from_ms - OPEN_MS)));
+    }
+    if span.from_ms >= span.to_ms {
+        notes.push("nothing of this time has settled yet".to_owned());
+        span.from_ms = span.to_ms;
+    }
     // What has another time in its id has none: it is not UUIDv7.
     let plausible = Span { from_ms: OLDEST_MS, to_ms: at_ms + DAY_MS };
     let not_compared = store.outbox_outside(plausible).await?;
     match store.outbox_times(plausible).await? {
-        None => notes.push("the outbox is empty".to_owned()),
+        // What the inboxes have is not in it any more.
+        None => {
+            notes.push("the outbox is empty, so there is nothing to compare".to_owned());
+            span.from_ms = span.to_ms;
+        }
         Some(times) if times.from_ms > span.from_ms => {
             notes.push(format!(
                 "the oldest message in the outbox is of {}; what was before it is not compared",
@@ -91,7 +107,15 @@ pub async fn compare(
             )),
             Some(_) => {}
         }
-        result.consumers.push(consumer(store.as_ref(), route, inbox, topics, span, &mut seen, &mut more).await?);
+        let compared = consumer(store.as_ref(), route, inbox, topics, span, &mut seen, &mut more).await?;
+        if compared.expected == 0 && compared.received > 0 {
+            result.notes.push(format!(
+                "there is no message of {topics}, and {} has received {}: are the topics right?",
+                inbox.consumer, compared.received
+            ));
+            result.not_compared += compared.received;
+        }
+        result.consumers.push(compared);
     }
     result.took_seconds = began.elapsed().as_secs_f64();
     Ok(result)
@@ -161,6 +185,8 @@ async fn consumer(
         dead: 0,
         unsent: 0,
         dead_on_route: 0,
+        unrouted: 0,
+        oldest_open_ms: None,
         missing: 0,
         strangers: 0,
         missing_ids: Vec::new(),
@@ -229,7 +255,13 @@ async fn judge(
     // Kept as a dead letter without having been in the inbox; it is among the dead already.
     let dead: HashSet<MessageId> = inbox.store.dead_at(&inbox.consumer, ids).await?.into_iter().collect();
     for (id, fate) in fates {
+        let settled = dead.contains(&id) || fate == Fate::Unrouted;
+        if !settled {
+            let at = id_ms(id.as_uuid());
+            compared.oldest_open_ms = Some(compared.oldest_open_ms.map_or(at, |oldest| oldest.min(at)));
+        }
         match fate {
+            Fate::Unrouted => compared.unrouted += 1,
             Fate::Waiting => compared.unsent += 1,
             Fate::Dead => compared.dead_on_route += 1,
             Fate::Passed if dead.contains(&id) => {}

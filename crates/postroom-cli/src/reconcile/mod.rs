@@ -221,6 +221,7 @@ fn lines(result: &Reconciled) -> Vec<String> {
             ">STRANGERS",
             ">UNSENT",
             ">DEAD (ROUTE)",
+            ">UNROUTED",
             ">WAITING",
             ">DEAD",
         ]);
@@ -235,6 +236,7 @@ fn lines(result: &Reconciled) -> Vec<String> {
                 count(*strangers),
                 count(one.unsent),
                 count(one.dead_on_route),
+                count(one.unrouted),
                 count(one.waiting),
                 count(one.dead),
             ]);

@@ -176,13 +176,24 @@ async fn the_api_shows_and_does_what_its_description_and_a_token_allow() {
             ("viewer", "GET", "/messages/0199c9a2-7d2e-7bd0-a8d2-0b6d9c1c9a01", 404, "no-such-message"),
             ("viewer", "GET", "/operations/0199c9a2-7d2e-7bd0-a8d2-0b6d9c1c9a01", 404, "no-such-operation"),
             ("operator", "POST", "/operations", 400, "bad-body"),
+            ("operator", "POST", "/routes/orders/keys//park", 400, "bad-path"),
+            ("operator", "POST", "/routes/orders/keys/a%00b/park", 400, "bad-path"),
+            ("viewer", "GET", "/messages/%ff", 400, "bad-path"),
+            ("viewer", "GET", "/messages?topic", 400, "bad-query"),
         ] {
             let answer = api.send(who, method, path, b"").await;
             assert_eq!((answer.status, answer.code().as_str()), (status, code), "{who} {method} {path}");
             assert!(answer.head.contains("x-request-id: test-1"), "{}", answer.head);
         }
         let large = api.send("operator", "POST", "/operations", &vec![b' '; 2 << 20]).await;
-        assert_eq!(large.status, 413);
+        assert_eq!((large.status, large.code().as_str()), (413, "body-too-large"));
+        let unknown = api.send("nobody", "POST", "/operations", &vec![b' '; 2 << 20]).await;
+        assert_eq!(unknown.status, 401, "before its body is read");
+        for reason in ["a\u{1b}[31m", "a\nb", "a\u{202e}b"] {
+            let answer = api.post("operator", "/routes/orders/keys/k/park", json!({ "reason": reason })).await;
+            assert_eq!(answer.code(), "bad-reason", "{reason:?}");
+        }
+        assert_eq!(api.post("operator", "/routes/orders/keys/k/park", json!(["x"])).await.code(), "bad-body");
 
         // Everything that may be looked at is as it is described, and steers no terminal and no page.
         for path in document["paths"].as_object().unwrap().keys() {
@@ -275,9 +286,8 @@ async fn the_api_shows_and_does_what_its_description_and_a_token_allow() {
 
         // Whoever asks too often is told so, and others are not.
         let mut refused = 0;
-        for _ in 0..150 {
-            refused += u32::from(api.send("viewer", "GET", "/nothing-of-this/x", b"").await.status == 429);
-            refused += u32::from(api.send("viewer", "GET", "/operations", b"").await.status == 429);
+        for _ in 0..300 {
+            refused += u32::from(api.send("viewer", "GET", "/status?x=1", b"").await.status == 429);
         }
         assert!(refused > 0);
         assert_eq!(api.send("admin", "GET", "/operations", b"").await.status, 200);

@@ -174,14 +174,17 @@ pub(crate) async fn fates(
     let sql = "select o.id,
                       exists (select from postroom.dead_letters d where d.route = $1 and d.seq = o.seq and d.id = o.id),
                       not (o.seq <= l.position_seq and pg_visible_in_snapshot(o.xid, l.position_snapshot))
-                          or exists (select from postroom.parked p where p.route = $1 and p.seq = o.seq and p.id = o.id)
+                          or exists (select from postroom.parked p where p.route = $1 and p.seq = o.seq and p.id = o.id),
+                      exists (select from postroom.routes r cross join unnest(r.topics) t
+                               where r.name = $1 and (o.topic = t or (t like '%*' and starts_with(o.topic, left(t, -1)))))
                  from postroom.outbox o join postroom.lanes l on l.route = $1 and l.lane = o.lane
                 where o.id = any ($2)";
     let fate = |row: &Row| -> Result<(MessageId, Fate), tokio_postgres::Error> {
-        let fate = match (row.try_get(1)?, row.try_get(2)?) {
-            (true, _) => Fate::Dead,
-            (false, true) => Fate::Waiting,
-            (false, false) => Fate::Passed,
+        let fate = match (row.try_get(1)?, row.try_get(2)?, row.try_get(3)?) {
+            (true, _, _) => Fate::Dead,
+            (false, _, false) => Fate::Unrouted,
+            (false, true, true) => Fate::Waiting,
+            (false, false, true) => Fate::Passed,
         };
         Ok((row.try_get::<_, Uuid>(0)?.into(), fate))
     };
@@ -232,13 +235,29 @@ pub(crate) async fn business(
     let tx = session.look().await?;
     tx.batch_execute("set local search_path to default").await.map_err(failed)?;
     let at = |ms: i64| -> SystemTime { UNIX_EPOCH + Duration::from_millis(ms.max(0).unsigned_abs()) };
-    let sql =
-        format!("select b.tenant::text, b.type::text, b.changes::bigint from ({query}) b (tenant, type, changes)");
-    let rows = tx.query(&sql, &[&at(span.from_ms), &at(span.to_ms)]).await.map_err(failed)?;
-    let change = |row: &Row| -> Result<(Option<String>, String, u64), tokio_postgres::Error> {
-        Ok((shown_opt(row, 0)?, shown(row, 1)?, row.try_get::<_, i64>(2)?.max(0).unsigned_abs()))
+    let refused = |source: postroom::BoxError| StoreError::Refused {
+        what: "run the query `business` of the comparison (it returns tenant, type and number of changes, and has the parameters $1 and $2)",
+        source,
     };
-    rows.iter().map(change).collect::<Result<_, _>>().map_err(failed)
+    // Neither the query's fault nor the schema's, if nobody answered.
+    let asked = |error: tokio_postgres::Error| {
+        if error.is_closed() || error.code().is_some_and(|code| code.code().starts_with("57")) {
+            failed(error)
+        } else {
+            refused(error.into())
+        }
+    };
+    let query = query.trim().trim_end_matches(';');
+    let sql =
+        format!("select b.tenant::text, b.type::text, b.changes::bigint from (\n{query}\n) b (tenant, type, changes)");
+    let rows = tx.query(&sql, &[&at(span.from_ms), &at(span.to_ms)]).await.map_err(asked)?;
+    let change = |row: &Row| -> Result<(Option<String>, String, u64), StoreError> {
+        let changes: i64 = row.try_get(2).map_err(asked)?;
+        let changes =
+            u64::try_from(changes).map_err(|_| refused(format!("{changes} changes are fewer than none").into()))?;
+        Ok((shown_opt(row, 0).map_err(asked)?, shown(row, 1).map_err(asked)?, changes))
+    };
+    rows.iter().map(change).collect()
 }
 
 /// Keeps a result.

@@ -161,7 +161,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// which may have personal data.
 async fn before_all(State(served): State<Served>, request: Request, next: Next) -> Result<Response, Infallible> {
     let began = Instant::now();
-    let refused = served.guard.refuses_host(request.headers());
+    let refused = served.guard.refuses_host(request.headers()) || served.guard.refuses_authority(request.uri());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let plain =
         |id: &&str| !id.is_empty() && id.len() <= REQUEST_ID_MAX && id.bytes().all(|byte| byte.is_ascii_graphic());
@@ -178,11 +178,11 @@ async fn before_all(State(served): State<Served>, request: Request, next: Next) 
         headers.insert(REQUEST_ID, id);
     }
     let (status, ms) = (response.status().as_u16(), began.elapsed().as_millis() as u64);
-    let who = response.extensions().get::<tokens::Admitted>().map_or("-", |who| who.name.as_str());
-    if path.starts_with("/api/") {
-        tracing::info!(target: "postroom::admin", %method, path, status, ms, who, request_id = id, "answered");
-    } else {
-        tracing::debug!(target: "postroom::admin", %method, path, status, ms, request_id = id, "answered");
+    match response.extensions().get::<api::Called>().cloned() {
+        Some(api::Called { endpoint, who }) => {
+            tracing::info!(target: "postroom::admin", %method, endpoint, status, ms, who, request_id = id, "answered");
+        }
+        None => tracing::debug!(target: "postroom::admin", %method, path, status, ms, request_id = id, "answered"),
     }
     Ok(response)
 }

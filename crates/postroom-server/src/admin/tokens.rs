@@ -193,14 +193,27 @@ impl Guard {
         if !self.tokens.is_empty() {
             return false;
         }
+        if headers.get_all(header::HOST).iter().count() != 1 {
+            return true;
+        }
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-        let name = match host.strip_prefix('[') {
-            Some(rest) => rest.split(']').next().unwrap_or_default(),
-            None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-        };
-        let loopback = name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
-        !(loopback || name.eq_ignore_ascii_case("localhost"))
+        !is_local(host)
     }
+
+    /// The same of a request with a whole URI, whose host counts.
+    pub fn refuses_authority(&self, uri: &axum::http::Uri) -> bool {
+        self.tokens.is_empty() && uri.authority().is_some_and(|authority| !is_local(authority.as_str()))
+    }
+}
+
+/// A host, with or without a port, that can only be this machine.
+fn is_local(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    let loopback = name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    loopback || name.eq_ignore_ascii_case("localhost")
 }
 
 /// Compares without telling by its time where they differ.

@@ -9,6 +9,7 @@ use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use uuid::Uuid;
 
 use crate::connect::{NOW, store_error};
+use crate::operate::status::TAKES;
 use crate::text::{text, text_or_null};
 
 const WHAT: &str = "compare messages with effects";
@@ -197,22 +198,26 @@ pub(crate) fn fates(
     ids: &[MessageId],
 ) -> Result<Vec<(MessageId, Fate)>, StoreError> {
     let fates = || -> Result<Vec<(MessageId, Fate)>, rusqlite::Error> {
-        let sql = "select o.id,
+        let sql = format!(
+            "select o.id,
                           exists (select 1 from postroom_dead_letters d where d.route = ?1 and d.seq = o.seq),
                           o.seq > coalesce((select l.position_seq from postroom_lanes l where l.route = ?1), 0)
-                              or exists (select 1 from postroom_parked p where p.route = ?1 and p.seq = o.seq)
-                     from postroom_outbox o where replace(lower(o.id), '-', '') in (select value from json_each(?2))";
+                              or exists (select 1 from postroom_parked p where p.route = ?1 and p.seq = o.seq),
+                          exists (select 1 from postroom_routes r where r.name = ?1 and {TAKES})
+                     from postroom_outbox o where replace(lower(o.id), '-', '') in (select value from json_each(?2))"
+        );
         let ids: Vec<String> = ids.iter().map(|id| id.as_uuid().simple().to_string()).collect();
         let parameters = params![route, serde_json::json!(ids).to_string()];
         let fate = |row: &Row<'_>| {
-            let fate = match (row.get(1)?, row.get(2)?) {
-                (true, _) => Fate::Dead,
-                (false, true) => Fate::Waiting,
-                (false, false) => Fate::Passed,
+            let fate = match (row.get(1)?, row.get(2)?, row.get(3)?) {
+                (true, _, _) => Fate::Dead,
+                (false, _, false) => Fate::Unrouted,
+                (false, true, true) => Fate::Waiting,
+                (false, false, true) => Fate::Passed,
             };
             Ok((uuid(row, 0)?.into(), fate))
         };
-        connection.prepare(sql)?.query_map(parameters, fate)?.collect()
+        connection.prepare(&sql)?.query_map(parameters, fate)?.collect()
     };
     fates().map_err(failed)
 }

@@ -22,7 +22,11 @@ pub(super) struct Call {
 impl Call {
     /// A part of the path.
     pub fn part(&self, name: &str) -> Result<&str, Problem> {
-        self.path.get(name).map(String::as_str).ok_or_else(|| Problem::bad("bad-path", format!("{name} is missing")))
+        let part = self.path.get(name).map(String::as_str).unwrap_or_default();
+        if part.is_empty() || part.len() > 512 || part.contains('\0') {
+            return Err(Problem::bad("bad-path", format!("{name} must have 1 to 512 bytes, none of them NUL")));
+        }
+        Ok(part)
     }
 
     pub fn message_id(&self) -> Result<MessageId, Problem> {
@@ -36,7 +40,7 @@ impl Call {
     }
 
     pub fn text(&self, name: &str) -> Option<String> {
-        self.query.get(name).filter(|value| !value.is_empty()).cloned()
+        self.query.get(name).cloned()
     }
 
     pub fn number(&self, name: &str, usual: i64, most: i64) -> Result<i64, Problem> {
@@ -62,7 +66,16 @@ impl Call {
 
     /// The body; unknown fields are errors.
     pub fn body<T: DeserializeOwned>(&self) -> Result<T, Problem> {
-        serde_json::from_slice(&self.body).map_err(|error| Problem::bad("bad-body", format!("the body: {error}")))
+        let wrong = |text: String| Problem::bad("bad-body", format!("the body: {text}"));
+        // What is read field by field may also be written as an array, and no store takes NUL in a text.
+        let value: serde_json::Value = serde_json::from_slice(&self.body).map_err(|error| wrong(error.to_string()))?;
+        if !value.is_object() {
+            return Err(wrong("it must be an object".to_owned()));
+        }
+        if value.to_string().contains("\\u0000") {
+            return Err(wrong("a text contains NUL".to_owned()));
+        }
+        serde_json::from_value(value).map_err(|error| wrong(error.to_string()))
     }
 
     /// Who does this, and why.
@@ -70,6 +83,13 @@ impl Call {
         if reason.trim().is_empty() || reason.len() > 4000 {
             let text = "reason must have 1 to 4000 bytes; it is recorded in the audit row";
             return Err(Problem::bad("reason-required", text));
+        }
+        // Whoever reads the audit table with another program is not steered by it.
+        let harmful = |c: char| {
+            c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+        };
+        if reason.contains(harmful) {
+            return Err(Problem::bad("bad-reason", "reason has control characters; it is one line of text"));
         }
         Ok(Deed { actor: format!("{} (token)", self.who.name), reason: reason.to_owned() })
     }

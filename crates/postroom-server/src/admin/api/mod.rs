@@ -13,10 +13,11 @@ mod reads;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, RawPathParams, RawQuery, State};
+use axum::extract::rejection::RawPathParamsRejection;
+use axum::extract::{RawPathParams, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, on};
@@ -26,10 +27,11 @@ use self::endpoints::{Endpoint, endpoints};
 pub(super) use self::problem::Problem;
 pub(super) use self::rate::Rate;
 use super::Served;
-use super::tokens::{Refused, Role};
+use super::tokens::{Admitted, Refused, Role};
 
-/// Most bytes of a request's body.
+/// Most bytes of a request's body, and how long it may take.
 const BODY_BYTES_MAX: usize = 1 << 20;
+const BODY_WITHIN: Duration = Duration::from_secs(10);
 
 /// Everything below `/api/v1`.
 pub(super) fn router() -> Router<Served> {
@@ -43,10 +45,8 @@ pub(super) fn router() -> Router<Served> {
             on(
                 method,
                 move |State(served): State<Served>,
-                      headers: HeaderMap,
-                      parts: RawPathParams,
-                      RawQuery(query): RawQuery,
-                      body: Bytes| answered(endpoint.clone(), served, headers, parts, query, body),
+                      parts: Result<RawPathParams, RawPathParamsRejection>,
+                      request: Request| { answered(endpoint.clone(), served, parts, request) },
             ),
         );
     }
@@ -59,7 +59,7 @@ pub(super) fn router() -> Router<Served> {
             "this path has other methods; see /api/v1/openapi.json",
         )
     };
-    router.fallback(nothing).method_not_allowed_fallback(wrong_method).layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+    router.fallback(nothing).method_not_allowed_fallback(wrong_method)
 }
 
 /// Describes all of this; says nothing of the store.
@@ -91,29 +91,40 @@ fn refuse(refused: Refused) -> Problem {
     }
 }
 
+/// What was called, and by whom, for the log: not the path, which may have a key in it.
+#[derive(Debug, Clone)]
+pub(super) struct Called {
+    pub endpoint: &'static str,
+    pub who: String,
+}
+
 async fn answered(
     endpoint: Arc<Endpoint>,
     served: Served,
-    headers: HeaderMap,
-    parts: RawPathParams,
-    query: Option<String>,
-    body: Bytes,
+    parts: Result<RawPathParams, RawPathParamsRejection>,
+    request: Request,
 ) -> Response {
-    match answer(&endpoint, served, &headers, &parts, query.as_deref().unwrap_or_default(), body).await {
-        Ok(response) => response,
-        Err(problem) => problem.into_response(),
-    }
+    let admitted = served.guard.admit(request.headers(), Role::Viewer).map_err(refuse);
+    let who = admitted.as_ref().map_or_else(|_| "-".to_owned(), |who| who.name.clone());
+    let answered = match admitted {
+        Ok(admitted) => answer(&endpoint, &served, admitted, parts, request).await,
+        Err(problem) => Err(problem),
+    };
+    let mut response = answered.unwrap_or_else(IntoResponse::into_response);
+    response.extensions_mut().insert(Called { endpoint: endpoint.path, who });
+    response
 }
 
 async fn answer(
     endpoint: &Endpoint,
-    served: Served,
-    headers: &HeaderMap,
-    parts: &RawPathParams,
-    query: &str,
-    body: Bytes,
+    served: &Served,
+    who: Admitted,
+    parts: Result<RawPathParams, RawPathParamsRejection>,
+    request: Request,
 ) -> Result<Response, Problem> {
-    let who = served.guard.admit(headers, endpoint.role).map_err(refuse)?;
+    if who.role < endpoint.role {
+        return Err(refuse(Refused::Role(endpoint.role)));
+    }
     if endpoint.payloads && !who.payloads {
         let text = "this requires a token with payloads = true";
         return Err(Problem::new(StatusCode::FORBIDDEN, "payloads-required", text));
@@ -126,11 +137,18 @@ async fn answer(
     let Some(store) = served.store.clone() else {
         return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "no-store", "this listener has no store"));
     };
+    let parts = parts.map_err(|_| Problem::bad("bad-path", "the path is not UTF-8"))?;
     let path = parts.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-    let call = Call { who: who.clone(), store, path, query: known(endpoint, query)?, body };
-    let mut response = (endpoint.handler)(call).await?.into_response();
-    response.extensions_mut().insert(who);
-    Ok(response)
+    let query = known(endpoint, request.uri().query().unwrap_or_default())?;
+    let body = tokio::time::timeout(BODY_WITHIN, axum::body::to_bytes(request.into_body(), BODY_BYTES_MAX)).await;
+    let body = body
+        .map_err(|_| Problem::new(StatusCode::REQUEST_TIMEOUT, "body-too-slow", "the body did not arrive in time"))?
+        .map_err(|_| {
+            let text = "the body cannot be read, or has more than 1 MiB";
+            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", text)
+        })?;
+    let call = Call { who, store, path, query, body };
+    Ok((endpoint.handler)(call).await?.into_response())
 }
 
 /// The parameters, each of which must be one that the endpoint has.
@@ -145,6 +163,9 @@ fn known(endpoint: &Endpoint, query: &str) -> Result<BTreeMap<String, String>, P
             let names: Vec<&str> = endpoint.query.iter().map(|(name, _)| *name).collect();
             let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             return Err(Problem::bad("bad-query", format!("parameter {name:?} is not known; there are: {names}")));
+        }
+        if value.is_empty() || value.contains('\0') {
+            return Err(Problem::bad("bad-query", format!("parameter {name:?} is empty, or contains NUL")));
         }
         if known.insert(name.clone(), value).is_some() {
             return Err(Problem::bad("bad-query", format!("parameter {name:?} is given twice")));
