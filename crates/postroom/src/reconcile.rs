@@ -262,7 +262,7 @@ pub struct ConsumerCompared {
     pub dead_on_route: u64,
     /// Not received, since the route does not take their topic.
     pub unrouted: u64,
-    /// The time in the oldest id of those that are not received; the next comparison begins there, at the latest.
+    /// The time in the oldest id of those that are not received, or were not looked at; the next comparison begins there, at the latest.
     pub oldest_open_ms: Option<i64>,
     /// Sent, and not received: lost on the way, or forgotten by the inbox.
     pub missing: u64,

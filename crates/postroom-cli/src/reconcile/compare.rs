@@ -44,12 +44,16 @@ pub async fn compare(
     let to_ms = asked.to_ms.map_or(settled, |to| to.min(settled));
     let mut span = Span { from_ms: asked.from_ms.unwrap_or(to_ms - ms(options.window)), to_ms };
     let mut notes = Vec::new();
+    // What was not received the last time is looked at again, however long ago its id was made: it may have been sent since. And nothing is
+    // left out between two comparisons, however long nobody made one.
+    let last = store.reconciled(Some(&options.name)).await?.into_iter().next();
+    let open = last.iter().flat_map(|last| &last.consumers).filter_map(|one| one.oldest_open_ms);
+    let left = open.chain(last.iter().map(|last| last.span.to_ms)).min();
     if asked.from_ms.is_none() {
-        // What was not received the last time is looked at again, however long ago its id was made: it may have been sent since.
-        let last = store.reconciled(Some(&options.name)).await?.into_iter().next();
-        let open = last.iter().flat_map(|last| &last.consumers).filter_map(|one| one.oldest_open_ms).min();
-        span.from_ms = open.map_or(span.from_ms, |open| span.from_ms.min(open.max(span.from_ms - OPEN_MS)));
+        span.from_ms = left.map_or(span.from_ms, |left| span.from_ms.min(left.max(span.from_ms - OPEN_MS)));
     }
+    // A comparison of another time that was asked for does not look at it.
+    let still_left = left.filter(|left| *left < span.from_ms || *left >= span.to_ms);
     if span.from_ms >= span.to_ms {
         notes.push("nothing of this time has settled yet".to_owned());
         span.from_ms = span.to_ms;
@@ -107,7 +111,8 @@ pub async fn compare(
             )),
             Some(_) => {}
         }
-        let compared = consumer(store.as_ref(), route, inbox, topics, span, &mut seen, &mut more).await?;
+        let mut compared = consumer(store.as_ref(), route, inbox, topics, span, &mut seen, &mut more).await?;
+        compared.oldest_open_ms = [compared.oldest_open_ms, still_left].into_iter().flatten().min();
         if compared.expected == 0 && compared.received > 0 {
             result.notes.push(format!(
                 "there is no message of {topics}, and {} has received {}: are the topics right?",

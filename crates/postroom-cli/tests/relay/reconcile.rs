@@ -227,6 +227,27 @@ async fn what_is_on_its_way_is_not_missing() {
         let mistyped = json(&compared)["reconciled"][0].clone();
         assert_eq!((compared.status.code(), &mistyped["consumers"][0]["missing"]), (Some(1), &3.into()), "{mistyped}");
         assert!(mistyped["notes"].to_string().contains("is empty"), "{mistyped}");
+        // What was unsent is followed when it has left the window, also past a comparison of another time. No window is needed for that:
+        // here it begins behind the message.
+        let old = Uuid::new_v7(Timestamp::from_unix(NoContext, postroom::id_ms(&handled) as u64 / 1000 - 20 * 3600, 0));
+        let row =
+            format!("insert into postroom.outbox (id, topic, type, payload) values ('{old}', 'orders', 'old', 'x')");
+        execute(store, &row).await;
+        let with_window = |window: &str| {
+            std::fs::write(&config, text_of.replace("settles = ", &format!("window = \"{window}\"\nsettles = ")))
+                .unwrap()
+        };
+        let run = |more: &[&str]| {
+            let arguments = ["--json", "reconcile", "run", "--config", config.to_str().unwrap()];
+            json(&postroom(&[&arguments, more].concat()))["reconciled"][0]["consumers"][0].clone()
+        };
+        with_window("1d");
+        assert_eq!(run(&[])["unsent"], 2);
+        run(&["--from", "1h"]);
+        with_window("1h");
+        assert_eq!(run(&[])["unsent"], 2);
+        execute(store, &forgotten("outbox", "id", &[old])).await;
+
         // What has not settled is not looked at.
         std::fs::write(&config, text_of.replace("\"0s\"", "\"15m\"")).unwrap();
         let compared = json(&postroom(&["--json", "reconcile", "run", "--config", config.to_str().unwrap()]));
