@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use postroom::{ArchivedMessage, Deed, MessageId, OperationFilter, Restored, Store};
+use postroom::{ArchivedMessage, Deed, OperationFilter, Restored, Store};
 use postroom_archive::{Archive, ArchiveError, Found, Manifest, Place};
 
 use crate::StoreArgs;
@@ -14,7 +14,7 @@ use crate::config;
 use crate::dead::duration;
 use crate::environment;
 use crate::exit::{self, Failure};
-use crate::operations::moment;
+use crate::operations::{WhichArgs, moment};
 use crate::progress::Progress;
 use crate::say::{say, show};
 use crate::table::{Table, counted, number};
@@ -119,24 +119,8 @@ struct RestoreArgs {
     archive: PlaceArgs,
     #[command(flatten)]
     times: Times,
-    /// Only the message with this id; may be given several times
-    #[arg(long, value_name = "ID")]
-    id: Vec<MessageId>,
-    /// Only messages of this topic
-    #[arg(long)]
-    topic: Option<String>,
-    /// Only messages of this type
-    #[arg(long = "type", value_name = "TYPE")]
-    kind: Option<String>,
-    /// Only messages with this key
-    #[arg(long)]
-    key: Option<String>,
-    /// Only messages of this tenant
-    #[arg(long)]
-    tenant: Option<String>,
-    /// Only messages of the aggregate with this id
-    #[arg(long)]
-    aggregate: Option<String>,
+    #[command(flatten)]
+    which: WhichArgs,
     /// Everything that was archived; required if no filter is given
     #[arg(long)]
     all: bool,
@@ -258,19 +242,8 @@ async fn verify(archive: &Archive, store: &dyn Store, times: Times, json: bool) 
 }
 
 async fn restore(args: RestoreArgs, json: bool) -> Result<(), Failure> {
-    let RestoreArgs { store, archive, times, id, topic, kind, key, tenant, aggregate, all, stays, deed } = args;
-    let filter = OperationFilter {
-        ids: id,
-        since_ms: times.from,
-        until_ms: times.to,
-        topic,
-        kind,
-        key,
-        tenant_id: tenant,
-        aggregate_id: aggregate,
-        error: None,
-        group: None,
-    };
+    let RestoreArgs { store, archive, times, which, all, stays, deed } = args;
+    let filter = which.filter(times.from, times.to);
     if filter.is_everything() && !all {
         return Err(Failure::new(exit::USAGE, "without a filter, `archive restore` requires --all"));
     }

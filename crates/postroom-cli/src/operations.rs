@@ -34,22 +34,12 @@ pub struct PaceArgs {
     pub wait: bool,
 }
 
+/// Which messages, of those in the outbox or in an archive.
 #[derive(Debug, Args)]
-pub struct ReplayArgs {
-    #[command(flatten)]
-    store: StoreArgs,
-    /// Route on which to send them again; not needed if there is only one
-    #[arg(long)]
-    route: Option<String>,
+pub struct WhichArgs {
     /// Only the message with this id; may be given several times
     #[arg(long, value_name = "ID")]
     id: Vec<MessageId>,
-    /// Only messages that happened at this time or later: 2026-11-22T10:00:00Z, or an age such as 2h
-    #[arg(long, value_name = "TIME", value_parser = moment)]
-    since: Option<i64>,
-    /// Only messages that happened before this time
-    #[arg(long, value_name = "TIME", value_parser = moment)]
-    until: Option<i64>,
     /// Only messages of this topic
     #[arg(long)]
     topic: Option<String>,
@@ -65,6 +55,42 @@ pub struct ReplayArgs {
     /// Only messages of the aggregate with this id
     #[arg(long)]
     aggregate: Option<String>,
+}
+
+impl WhichArgs {
+    /// With these times, in milliseconds since 1970.
+    pub fn filter(self, since_ms: Option<i64>, until_ms: Option<i64>) -> OperationFilter {
+        let Self { id, topic, kind, key, tenant, aggregate } = self;
+        OperationFilter {
+            ids: id,
+            since_ms,
+            until_ms,
+            topic,
+            kind,
+            key,
+            tenant_id: tenant,
+            aggregate_id: aggregate,
+            error: None,
+            group: None,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Route on which to send them again; not needed if there is only one
+    #[arg(long)]
+    route: Option<String>,
+    /// Only messages that happened at this time or later: 2026-11-22T10:00:00Z, or an age such as 2h
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    since: Option<i64>,
+    /// Only messages that happened before this time
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    until: Option<i64>,
+    #[command(flatten)]
+    which: WhichArgs,
     /// Every message that the route has sent and that is still in the outbox; required if no filter is given
     #[arg(long)]
     all: bool,
@@ -153,19 +179,8 @@ pub fn at(ms: i64) -> String {
 }
 
 pub async fn replay(args: ReplayArgs, json: bool) -> Result<(), Failure> {
-    let ReplayArgs { store, route, id, since, until, topic, kind, key, tenant, aggregate, all, pace, .. } = args;
-    let mut filter = OperationFilter {
-        ids: id,
-        since_ms: since,
-        until_ms: until,
-        topic,
-        kind,
-        key,
-        tenant_id: tenant,
-        aggregate_id: aggregate,
-        error: None,
-        group: None,
-    };
+    let ReplayArgs { store, route, since, until, which, all, pace, .. } = args;
+    let mut filter = which.filter(since, until);
     if filter.is_everything() && args.missing.is_none() && !all {
         let text = "without a filter, `replay` requires --all; --dry-run shows what would be sent again";
         return Err(Failure::new(exit::USAGE, text));
