@@ -88,7 +88,7 @@ pub(crate) fn unpaired(root: &Path, bugs: &[&str]) -> io::Result<Vec<(PathBuf, S
         if !file.exists() {
             unpaired.push((
                 file,
-                format!("the patch of the bug {name}, which is on the list in xtask/src/bugs.rs, is missing"),
+                format!("the patch of the bug {name}, which is on the list in xtask/src/bugs, is missing"),
             ));
         }
     }
@@ -96,7 +96,7 @@ pub(crate) fn unpaired(root: &Path, bugs: &[&str]) -> io::Result<Vec<(PathBuf, S
         let file = entry?.path();
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         if !name.strip_suffix(".patch").is_some_and(|name| bugs.contains(&name)) {
-            unpaired.push((file, "no bug on the list in xtask/src/bugs.rs has this patch".to_owned()));
+            unpaired.push((file, "no bug on the list in xtask/src/bugs has this patch".to_owned()));
         }
     }
     unpaired.sort();

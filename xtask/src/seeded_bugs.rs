@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use crate::bugs::{BUGS, Bug};
+use crate::bugs::{self, Bug};
 use crate::failure::Failure;
 use crate::held::Held;
 use crate::packages;
@@ -34,9 +34,9 @@ enum Verdict {
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     let bugs = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        [] => BUGS.iter().collect(),
+        [] => bugs::all().collect(),
         ["--list"] => {
-            for bug in BUGS {
+            for bug in bugs::all() {
                 println!("{:<46} {} ({} {})", bug.name, bug.breaks, bug.package, bug.test.join(" "));
             }
             return Ok(ExitCode::SUCCESS);
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
 }
 
 fn find(name: &str) -> Result<&'static Bug, Failure> {
-    BUGS.iter()
+    bugs::all()
         .find(|bug| bug.name == name)
         .ok_or_else(|| Failure::usage(format!("there is no bug `{name}`; there are: {}", names().join(", "))))
 }
@@ -86,7 +86,7 @@ fn require_pairs(root: &Path) -> Result<(), Failure> {
 
 /// The bugs on the list.
 pub(crate) fn names() -> Vec<&'static str> {
-    BUGS.iter().map(|bug| bug.name).collect()
+    bugs::all().map(|bug| bug.name).collect()
 }
 
 /// The copy of the sources with its build output, for one run at a time.
@@ -280,6 +280,6 @@ mod tests {
     #[test]
     fn no_two_bugs_share_a_name() {
         let different: std::collections::BTreeSet<&str> = names().into_iter().collect();
-        assert_eq!(different.len(), BUGS.len());
+        assert_eq!(different.len(), bugs::all().count());
     }
 }

@@ -155,6 +155,13 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0019_reconcile.sql"),
         formerly: None,
     },
+    Migration {
+        number: 20,
+        name: "waits",
+        locks: "postroom.inbox_messages: consumers wait for a moment",
+        sql: include_str!("../migrations/0020_waits.sql"),
+        formerly: None,
+    },
 ];
 
 /// What is created in this transaction means the same, whatever others have created in schemas on our search_path.

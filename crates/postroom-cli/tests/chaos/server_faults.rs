@@ -88,6 +88,7 @@ fn fail_over(servers: &mut Servers, chance: &mut Chance) {
 fn step_the_clock(servers: &mut Servers, chance: &mut Chance) {
     let seconds = if chance.percent(70) { -3600 } else { 3600 };
     let dead = chance.percent(30);
+    println!("the clock is set by {seconds} s{}", if dead { " while the server is down" } else { "" });
     if dead {
         servers.postgres.kill().unwrap();
     }

@@ -254,6 +254,16 @@ impl Rig {
                 "select json_agg(a)::text from (select pid, application_name, state, wait_event, clock_timestamp() - xact_start as age, left(query, 80) as query from pg_stat_activity where datname = current_database()) a",
             ),
             ("prepared", "select json_agg(x)::text from pg_prepared_xacts x"),
+            (
+                "numbers of committed messages, of effects, of what only the one or the other has",
+                "select json_build_array((select count(*) from ledger), (select count(*) from effects),
+                        (select json_agg(x) from (select l.*, i.*, o.seq from ledger l
+                            left join postroom.inbox i on i.message_id = l.id and i.consumer = 'effects'
+                            left join postroom.outbox o on o.id = l.id
+                            where not exists (select from effects e where e.id = l.id) limit 10) x),
+                        (select json_agg(x) from (select e.* from effects e
+                            where not exists (select from ledger l where e.id = l.id) limit 10) x))::text",
+            ),
         ] {
             let told = client.query_one(sql, &[]).await.map(|row| row.get::<_, Option<String>>(0));
             state.push_str(&format!("\n{what}: {told:?}"));

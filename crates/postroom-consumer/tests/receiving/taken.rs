@@ -263,6 +263,9 @@ async fn the_inbox_is_pruned_by_age_in_steps_and_never_below_the_horizon() {
     assert_eq!((pruned.iter().sum::<i64>() + left, left), (1000, 335), "{pruned:?}");
 }
 
+/// What waits was written while the clock was an hour ahead.
+const NOTED_AHEAD: &str = "update postroom.inbox_messages set due_at = due_at + interval '1 hour', waits_since = waits_since + interval '1 hour'";
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_and_retries_do_not_wait_for_a_clock_that_went_back() {
     let (database, broker) = (postgres().await, broker());
@@ -276,16 +279,33 @@ async fn claims_and_retries_do_not_wait_for_a_clock_that_went_back() {
     let fail = "select postroom.inbox_fail('billing', $1, $2, 'no', retry_after => '10 milliseconds')";
     client.query(fail, &[&taken[0].0, &taken[0].1]).await.unwrap();
     // As it looks when the clock has gone back: what was noted with the clock of before lies in the future.
-    client
-        .batch_execute(
-            "update postroom.inbox_clocks set at = at + interval '1 hour';
-             update postroom.inbox_messages set due_at = due_at + interval '1 hour'",
-        )
-        .await
-        .unwrap();
+    client.batch_execute("update postroom.inbox_clocks set at = at + interval '1 hour'").await.unwrap();
+    client.batch_execute(NOTED_AHEAD).await.unwrap();
     // The first take sees the clock, and brings what is due by then.
     until(&client, "select exists (select from postroom.inbox_take('billing', 10))").await;
     let waits = "select extract(epoch from max(due_at) - clock_timestamp())::float8 from postroom.inbox_messages";
     let waits: f64 = client.query_one(waits, &[]).await.unwrap().get(0);
     assert!(waits < 60.0, "the other claim ends after its own lease, in {waits} s");
+}
+
+/// It went forth and back between two takes, and what came meanwhile waited behind another message of its key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_waits_for_a_clock_that_no_take_saw_ahead() {
+    let (database, broker) = (postgres().await, broker());
+    let client = database.connect().await;
+    publish(&broker, vec![told("a", "a1"), told("a", "a2"), told("b", "b1")]).await;
+    let running = keeping(&database, &broker);
+    until(&client, "select count(*) = 3 from postroom.inbox_messages").await;
+    running.stop().await;
+    let first = take(&client, 10).await;
+    assert_eq!(first.len(), 2, "the first of each key");
+    let fail = "select postroom.inbox_fail('billing', $1, $2, 'no', retry_after => '10 milliseconds')";
+    for taken in &first {
+        client.query(fail, &[&taken.0, &taken.1]).await.unwrap();
+    }
+    client.batch_execute(NOTED_AHEAD).await.unwrap();
+    // Within the time that passes between two looks.
+    until(&client, "select count(*) = 2 from postroom.inbox_take('billing', 10)").await;
+    client.batch_execute("update postroom.inbox_messages set state = 'done' where state = 'claimed'").await.unwrap();
+    until(&client, "select count(*) = 1 from postroom.inbox_take('billing', 10)").await;
 }

@@ -14,6 +14,8 @@ const CLOCK_SLACK: Duration = Duration::from_secs(2);
 /// What was being written when the clock went back is committed within this time.
 const DOUBT: Duration = Duration::from_secs(60);
 const RESET_EVERY: Duration = Duration::from_secs(5);
+/// The clock may go forth and back between two looks.
+const IN_DOUBT_EVERY: Duration = Duration::from_secs(300);
 
 /// What one look found.
 #[derive(Debug, Clone)]
@@ -70,7 +72,7 @@ impl Seen {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct News {
     /// Waits may have been noted with a clock that was ahead: the clock went back, or the tables are others than before, such as a
-    /// backup of another time, or nobody knows, because this is the first look.
+    /// backup of another time, or nobody knows, because this is the first look, or the last reset was long ago.
     pub reset_waits: bool,
     pub silent: Vec<String>,
 }
@@ -81,15 +83,17 @@ pub(crate) struct Watch {
     lease: Duration,
     clock: Option<(i64, Instant)>,
     incarnation: Option<i64>,
-    /// Since when waits are in doubt, and when they were reset last.
+    /// Since when waits are in doubt, and when they were reset since then.
     in_doubt: Option<(Instant, Option<Instant>)>,
+    /// When waits were reset last.
+    reset: Option<Instant>,
     /// How each other relay's lease stood, and since when it has stood so.
     others: HashMap<String, (String, Instant)>,
 }
 
 impl Watch {
     pub fn new(lease: Duration) -> Self {
-        Self { lease, clock: None, incarnation: None, in_doubt: None, others: HashMap::new() }
+        Self { lease, clock: None, incarnation: None, in_doubt: None, reset: None, others: HashMap::new() }
     }
 
     pub fn look(&mut self, seen: &Seen) -> News {
@@ -107,6 +111,7 @@ impl Watch {
             self.in_doubt = Some((now, None));
         }
         let reset_waits = match &mut self.in_doubt {
+            None if self.reset.is_some_and(|reset| now.saturating_duration_since(reset) >= IN_DOUBT_EVERY) => true,
             Some((since, _)) if now.saturating_duration_since(*since) > DOUBT => {
                 self.in_doubt = None;
                 false
@@ -117,6 +122,9 @@ impl Watch {
             }
             _ => false,
         };
+        if reset_waits {
+            self.reset = Some(now);
+        }
         self.others.retain(|owner, _| seen.others.iter().any(|other| other.owner == *owner));
         let mut silent = Vec::new();
         for other in &seen.others {
@@ -176,6 +184,9 @@ mod tests {
         assert!(!look(3, 1_001_900 - 3_600_000));
         assert!(look(7, 1_005_900 - 3_600_000), "something may have been committed meanwhile");
         assert!(!look(63, 1_061_900 - 3_600_000), "and now no more");
+        assert!(!look(306, 1_304_900 - 3_600_000));
+        assert!(look(307, 1_305_900 - 3_600_000), "it may have gone forth and back meanwhile");
+        assert!(!look(308, 1_306_900 - 3_600_000));
     }
 
     #[test]

@@ -30,6 +30,7 @@ async fn migrating_again_changes_nothing() {
         "operations",
         "archive",
         "reconcile",
+        "waits",
     ];
     assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();

@@ -44,8 +44,8 @@ fn keep(
 ) -> Result<(), BoxError> {
     let (headers, occurred, _) = encoded(message)?;
     let sql = format!(
-        "insert into postroom_inbox_messages (consumer, id, state, due_ms, received_ms, claimed_by, claims, ordering_key, {MESSAGE})
-         values (?1, ?2, ?3, {NOW} + ?4, {NOW}, ?5, ?3 = 'claimed', ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)
+        "insert into postroom_inbox_messages (consumer, id, state, due_ms, waits_since_ms, received_ms, claimed_by, claims, ordering_key, {MESSAGE})
+         values (?1, ?2, ?3, {NOW} + ?4, {NOW}, {NOW}, ?5, ?3 = 'claimed', ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)
              on conflict (consumer, id) do nothing"
     );
     tx.prepare_cached(&sql)?.execute(params![
@@ -71,22 +71,23 @@ fn keep(
     Ok(())
 }
 
-/// What waits would wait for so much longer, and claims of the dead with it.
-fn shorten_waits_if_the_clock_went_back(tx: &Connection, consumer: &Consumer) -> Result<(), rusqlite::Error> {
-    let sql = format!("select at_ms - {NOW} from postroom_inbox_clocks where consumer = ?1");
-    let ahead: Option<i64> = tx.prepare_cached(&sql)?.query_row([consumer.as_str()], |row| row.get(0)).optional()?;
-    if let Some(ahead) = ahead.filter(|ahead| *ahead > 2000) {
-        let sql =
-            format!("update postroom_inbox_messages set due_ms = due_ms - ?2 where consumer = ?1 and due_ms > {NOW}");
-        tx.execute(&sql, params![consumer.as_str(), ahead])?;
+/// What was noted with a clock that was ahead waits from now on, no longer than it was to wait then. Looked at every five
+/// seconds, and at once when the clock is behind the last look.
+fn shorten_waits_of_a_clock_that_was_ahead(tx: &Connection, consumer: &Consumer) -> Result<(), rusqlite::Error> {
+    let sql = format!("select {NOW} - at_ms from postroom_inbox_clocks where consumer = ?1");
+    let passed: Option<i64> = tx.prepare_cached(&sql)?.query_row([consumer.as_str()], |row| row.get(0)).optional()?;
+    if passed.is_some_and(|passed| (0..=5000).contains(&passed)) {
+        return Ok(());
     }
-    if ahead.is_none_or(|ahead| !(-1000..=2000).contains(&ahead)) {
-        let sql = format!(
-            "insert into postroom_inbox_clocks values (?1, {NOW}) on conflict (consumer) do update set at_ms = excluded.at_ms"
-        );
-        tx.execute(&sql, [consumer.as_str()])?;
-    }
-    Ok(())
+    let shorten = format!(
+        "update postroom_inbox_messages set due_ms = {NOW} + (due_ms - waits_since_ms), waits_since_ms = {NOW}
+          where consumer = ?1 and due_ms > {NOW} and waits_since_ms > {NOW} + 2000"
+    );
+    tx.execute(&shorten, [consumer.as_str()])?;
+    let looked = format!(
+        "insert into postroom_inbox_clocks values (?1, {NOW}) on conflict (consumer) do update set at_ms = excluded.at_ms"
+    );
+    tx.execute(&looked, [consumer.as_str()]).map(drop)
 }
 
 fn take(
@@ -97,7 +98,7 @@ fn take(
     lease: Duration,
     claims_max: u32,
 ) -> Result<Vec<Waiting>, rusqlite::Error> {
-    shorten_waits_if_the_clock_went_back(tx, consumer)?;
+    shorten_waits_of_a_clock_that_was_ahead(tx, consumer)?;
     let lapsed: Vec<(String, u32)> = tx
         .prepare_cached(&format!(
             "select id, claims from postroom_inbox_messages
@@ -140,7 +141,7 @@ fn take(
     for waiting in &taken {
         tx.prepare_cached(&format!(
             "update postroom_inbox_messages
-                set state = 'claimed', claim = ?3, claims = ?4, claimed_by = ?5, due_ms = {NOW} + ?6, window_over = ?7
+                set state = 'claimed', claim = ?3, claims = ?4, claimed_by = ?5, due_ms = {NOW} + ?6, waits_since_ms = {NOW}, window_over = ?7
               where consumer = ?1 and id = ?2"
         ))?
         .execute(params![
@@ -192,20 +193,25 @@ fn settle(
         Settle::GivenBack => tx.execute(
             &format!(
                 "update postroom_inbox_messages
-                    set state = case window_over when 1 then 'early' else 'ready' end, claims = claims - 1, due_ms = {NOW} {MINE}"
+                    set state = case window_over when 1 then 'early' else 'ready' end, claims = claims - 1, due_ms = {NOW},
+                        waits_since_ms = {NOW} {MINE}"
             ),
             params![name, id, claim],
         )?,
         Settle::Retry { after, attempts, error } => tx.execute(
             &format!(
                 "update postroom_inbox_messages
-                    set state = 'ready', claims = 0, attempts = ?4, last_error = ?5, due_ms = {NOW} + ?6, history = {} {MINE}",
+                    set state = 'ready', claims = 0, attempts = ?4, last_error = ?5, due_ms = {NOW} + ?6,
+                        waits_since_ms = {NOW}, history = {} {MINE}",
                 noted("?4", "?5")
             ),
             params![name, id, claim, attempts, error, after.as_millis() as i64],
         )?,
         Settle::Early { window } => tx.execute(
-            &format!("update postroom_inbox_messages set state = 'early', window_over = 0, claims = 0, due_ms = {NOW} + ?4 {MINE}"),
+            &format!(
+                "update postroom_inbox_messages
+                    set state = 'early', window_over = 0, claims = 0, due_ms = {NOW} + ?4, waits_since_ms = {NOW} {MINE}"
+            ),
             params![name, id, claim, window.as_millis() as i64],
         )?,
         Settle::Dead { attempts, cause, error } => {
@@ -306,7 +312,7 @@ impl ConsumerStore for Sqlite {
     ) -> Result<(), StoreError> {
         let (consumer, claims) = (consumer.clone(), claims.to_vec());
         let sql = format!(
-            "update postroom_inbox_messages set due_ms = {NOW} + ?4
+            "update postroom_inbox_messages set due_ms = {NOW} + ?4, waits_since_ms = {NOW}
               where consumer = ?1 and id = ?2 and claim = ?3 and state = 'claimed'"
         );
         tx.stored("renew the claims of waiting messages", move |tx| {
@@ -362,7 +368,7 @@ impl ConsumerStore for Sqlite {
                 parameters,
             )?;
             let next = format!(
-                "update postroom_inbox_messages set state = 'ready', due_ms = {NOW}
+                "update postroom_inbox_messages set state = 'ready', due_ms = {NOW}, waits_since_ms = {NOW}
                   where consumer = ?1 and aggregate_type = ?2 and aggregate_id = ?3 and aggregate_version - 1 = ?4
                     and state = 'early'"
             );

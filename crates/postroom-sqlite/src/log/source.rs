@@ -23,6 +23,8 @@ use crate::operate::routes;
 
 /// The one lane of a SQLite store.
 pub(crate) const LANE: u16 = 0;
+/// How often waits are reset without a reason that is seen.
+const RESET_EVERY: Duration = Duration::from_secs(300);
 /// A clock may be slewed by so much between two looks without having gone back.
 const CLOCK_SLACK_MS: i64 = 2000;
 
@@ -58,6 +60,8 @@ struct Inner {
     other: Option<((String, i64), Instant)>,
     /// The database's clock at the last renewal.
     clock: Option<(i64, Instant)>,
+    /// When waits were reset last.
+    waits_reset: Option<Instant>,
 }
 
 impl SqliteSource {
@@ -93,6 +97,7 @@ impl SqliteSource {
             stored: 0,
             other: None,
             clock: None,
+            waits_reset: None,
         };
         Ok(Self { inner: Arc::new(Mutex::new(inner)), lease })
     }
@@ -212,10 +217,16 @@ impl Inner {
         let went_back = self.clock.is_none_or(|(before, at)| {
             clock < before + now.saturating_duration_since(at).as_millis() as i64 - CLOCK_SLACK_MS
         });
-        if went_back {
+        // It may also have gone forth and back since the last look.
+        let reset =
+            went_back || self.waits_reset.is_none_or(|reset| now.saturating_duration_since(reset) >= RESET_EVERY);
+        if reset {
             watch::reset_waits(&tx, &self.options.route)?;
         }
         tx.commit()?;
+        if reset {
+            self.waits_reset = Some(now);
+        }
         self.clock = Some((clock, now));
         if let Some(settings) = settings {
             self.settings = settings;

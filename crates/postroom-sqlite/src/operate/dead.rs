@@ -69,8 +69,8 @@ fn act_in(
     for DeadLetter { route, id, .. } in &letters {
         if what == DeadDeed::Retry {
             let sql = format!(
-                "insert into postroom_inbox_messages (consumer, id, state, due_ms, received_ms, ordering_key, last_error, {KEPT})
-                 select consumer, id, 'ready', {NOW}, {NOW}, ordering_key, error, {KEPT}
+                "insert into postroom_inbox_messages (consumer, id, state, due_ms, waits_since_ms, received_ms, ordering_key, last_error, {KEPT})
+                 select consumer, id, 'ready', {NOW}, {NOW}, {NOW}, ordering_key, error, {KEPT}
                    from postroom_dead_consume where consumer = ?1 and id = ?2
                      on conflict (consumer, id) do nothing"
             );

@@ -90,7 +90,7 @@ fn due(connection: &mut Connection) -> Result<Vec<Due>, rusqlite::Error> {
             rate: row.get(14)?,
             released: row.get(15)?,
             read_all: row.get(16)?,
-            since_ms: row.get(17)?,
+            waits_since_ms: row.get(17)?,
         };
         Ok((due, standing))
     };
@@ -124,7 +124,7 @@ struct Standing {
     rate: Option<i64>,
     released: i64,
     read_all: bool,
-    since_ms: i64,
+    waits_since_ms: i64,
 }
 
 /// Takes what has an outcome off the watched ones, and counts it.
@@ -204,7 +204,7 @@ fn moved_on(tx: &Transaction<'_>, due: &Due, standing: &Standing) -> Result<Opti
         }
     } else if let Some(rate) = standing.rate {
         // A pause is not caught up with.
-        may = rate.saturating_mul(standing.since_ms.clamp(0, 1000)) / 1000;
+        may = rate.saturating_mul(standing.waits_since_ms.clamp(0, 1000)) / 1000;
     }
     let may = may.min(GIVEN_MAX).min(PENDING_MAX - pending);
     Ok((may > 0).then_some(may))
@@ -335,8 +335,8 @@ fn retry(tx: &Transaction<'_>, due: &Due, candidate: &Candidate) -> Result<Optio
 fn retry_in(tx: &Transaction<'_>, due: &Due, candidate: &Candidate) -> Result<Option<String>, rusqlite::Error> {
     let id = &candidate.headline.id;
     let sql = format!(
-        "insert into postroom_inbox_messages (consumer, id, state, due_ms, received_ms, ordering_key, last_error, {INBOX_KEPT})
-         select consumer, id, 'ready', {NOW}, {NOW}, ordering_key, error, {INBOX_KEPT}
+        "insert into postroom_inbox_messages (consumer, id, state, due_ms, waits_since_ms, received_ms, ordering_key, last_error, {INBOX_KEPT})
+         select consumer, id, 'ready', {NOW}, {NOW}, {NOW}, ordering_key, error, {INBOX_KEPT}
            from postroom_dead_consume where consumer = ?1 and id = ?2
              on conflict (consumer, id) do nothing"
     );
