@@ -20,6 +20,8 @@ use crate::table::counted;
 const EVERY: Duration = Duration::from_secs(60);
 /// After an error that a person has to fix.
 const EVERY_IF_REFUSED: Duration = Duration::from_secs(600);
+/// Until the routes of the configuration are registered.
+const EVERY_IF_UNKNOWN: Duration = Duration::from_secs(1);
 /// A step is followed by a pause of at least this, and of so many times its own length: new messages go first.
 const PAUSE_LEAST: Duration = Duration::from_millis(50);
 const PAUSE_TIMES: u32 = 3;
@@ -55,7 +57,21 @@ pub async fn prune(args: PruneArgs, json: bool) -> Result<(), Failure> {
     }
     let place = archive.place(&store)?;
     let mut archiver = place.as_ref().map(Archiver::open).transpose()?;
+    let routes = routes_of(&store);
     let store = store.open()?;
+    if retention.parts().contains(&Part::Outbox) {
+        let unknown = unregistered(store.as_ref(), &routes).await?;
+        if !unknown.is_empty() {
+            let text = format!(
+                "nothing was removed: {} of the configuration {} not registered with the store, so messages could be removed that {} has \
+                 not seen; start `postroom run` with this configuration first, or remove the route from it",
+                named(&unknown),
+                if unknown.len() == 1 { "is" } else { "are" },
+                if unknown.len() == 1 { "it" } else { "one of them" }
+            );
+            return Err(Failure::new(exit::FAILURE, text));
+        }
+    }
     let mut removed = Removed::default();
     let mut progress = Progress::new("rows");
     let mut failed = None;
@@ -88,6 +104,24 @@ pub async fn prune(args: PruneArgs, json: bool) -> Result<(), Failure> {
     failed.map_or(Ok(()), |failure| Err(Failure { answered: true, ..failure }))
 }
 
+/// Names of the routes of the configuration file, when the store is named there too or by a variable.
+fn routes_of(store: &StoreArgs) -> Vec<String> {
+    let config = if store.store.is_none() { config::load(&store.config).ok() } else { None };
+    config.map_or_else(Vec::new, |config| config.routes.into_iter().map(|routed| routed.route.name).collect())
+}
+
+/// Those of the routes that the store does not know. It keeps nothing for them.
+async fn unregistered(store: &dyn Store, routes: &[String]) -> Result<Vec<String>, StoreError> {
+    let known = store.routes().await?;
+    let unknown = routes.iter().filter(|name| !known.iter().any(|known| known.route == **name));
+    Ok(unknown.cloned().collect())
+}
+
+fn named(routes: &[String]) -> String {
+    let names: Vec<String> = routes.iter().map(|name| format!("{name:?}")).collect();
+    format!("{} {}", if routes.len() == 1 { "route" } else { "routes" }, names.join(", "))
+}
+
 /// A pass over everything that is not archived.
 fn sweep(retention: &Retention, archiver: Option<&Archiver>) -> Sweep {
     let mut sweep = Sweep::begin(retention);
@@ -95,13 +129,24 @@ fn sweep(retention: &Retention, archiver: Option<&Archiver>) -> Sweep {
     sweep
 }
 
-/// Passes over the store for ever, one step at a time. With an archive, no message is removed that it does not have.
-pub async fn keep_to(retention: Retention, store: Arc<dyn Store>, mut archiver: Option<Archiver>) {
+/// Passes over the store for ever, one step at a time. With an archive, no message is removed that it does not have; and none
+/// before these routes are registered.
+pub async fn keep_to(retention: Retention, store: Arc<dyn Store>, mut archiver: Option<Archiver>, routes: Vec<String>) {
     let mut away = Away::default();
     loop {
         let (mut sweep, mut removed) = (sweep(&retention, archiver.as_ref()), Removed::default());
         let mut wait = EVERY;
-        if let Some(archiver) = archiver.as_mut().filter(|_| retention.parts().contains(&Part::Outbox)) {
+        let of_messages = retention.parts().contains(&Part::Outbox) && {
+            let unknown = unregistered(store.as_ref(), &routes).await;
+            let all_known = matches!(&unknown, Ok(unknown) if unknown.is_empty());
+            if !all_known {
+                away.routes_unknown(unknown);
+                sweep.parts.retain(|part| *part != Part::Outbox);
+                wait = EVERY_IF_UNKNOWN;
+            }
+            all_known
+        };
+        if let Some(archiver) = archiver.as_mut().filter(|_| of_messages) {
             match archiver.pass(store.as_ref(), &retention, false, |_| ()).await {
                 Ok(archived) => {
                     away.archive_answered(archiver);
@@ -147,9 +192,20 @@ pub async fn keep_to(retention: Retention, store: Arc<dyn Store>, mut archiver: 
 struct Away {
     store: bool,
     archive: bool,
+    routes: bool,
 }
 
 impl Away {
+    fn routes_unknown(&mut self, unknown: Result<Vec<String>, StoreError>) {
+        match unknown {
+            Ok(unknown) if !std::mem::replace(&mut self.routes, true) => {
+                tracing::info!("no message is removed before {} can be registered", named(&unknown));
+            }
+            Ok(_) => {}
+            Err(error) => self.store_failed(&error),
+        }
+    }
+
     fn store_failed(&mut self, error: &StoreError) {
         if !std::mem::replace(&mut self.store, true) {
             tracing::warn!("retention goes on later: failed to {}", Failure::of(exit::FAILURE, error).text);

@@ -101,7 +101,8 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     tokio::spawn(carrier::carry_out(store.clone()));
     if !config.retention.parts().is_empty() {
         let archive = config.archive.as_ref().map(Archiver::open).transpose()?;
-        tokio::spawn(retention::keep_to(config.retention.clone(), store.clone(), archive));
+        let routes = config.routes.iter().map(|routed| routed.route.name.clone()).collect();
+        tokio::spawn(retention::keep_to(config.retention.clone(), store.clone(), archive, routes));
     }
     if !config.reconcile.is_empty() {
         tokio::spawn(reconcile::keep_comparing(config.clone(), store.clone()));

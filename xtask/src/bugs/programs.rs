@@ -91,4 +91,11 @@ pub(super) const BUGS: &[Bug] = &[
         test: &["--test", "relay", "the_api_shows_and_does_what_its_description_and_a_token_allow"],
         needs_bin: true,
     },
+    Bug {
+        name: "retention_waits_for_no_route",
+        breaks: "removes messages that a route of the configuration has not seen, since it is not registered yet",
+        package: "postroom-cli",
+        test: &["--test", "relay", "nothing_is_removed_before_every_route_of_the_configuration_is_registered"],
+        needs_bin: true,
+    },
 ];

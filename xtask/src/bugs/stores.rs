@@ -297,4 +297,11 @@ pub(super) const BUGS: &[Bug] = &[
         test: &["--test", "conformance", "what_comes_back_is_sent_only_by_a_replay"],
         needs_bin: false,
     },
+    Bug {
+        name: "a_commit_believes_the_database",
+        breaks: "acks what a standby lacks, when the database limits statements",
+        package: "postroom-postgres",
+        test: &["--test", "store", "a_commit_waits_for_the_standby_whatever_the_database_has_set"],
+        needs_bin: false,
+    },
 ];

@@ -72,10 +72,15 @@ const LONG_AGO: &str = "create function public.long_ago() returns trigger langua
                         begin new.occurred_at := least(new.occurred_at, clock_timestamp() - interval '1 hour'); return new; end $$;
                         create trigger long_ago before insert on postroom.outbox for each row execute function public.long_ago()";
 
-/// Retention that waits for nothing. The database may be away, or being restored; it tries again.
-async fn retain(store: Store, mut chance: Chance) {
+/// Retention that waits for nothing but what `postroom run` waits for: nothing is kept for a route that is not registered. The
+/// database may be away, or being restored; it tries again.
+async fn retain(store: Store, mut chance: Chance, routes: usize) {
     let retention = Retention { outbox: Some(Duration::from_secs(60)), ..Retention::default() };
     loop {
+        if store.routes().await.map_or(0, |known| known.len()) < routes {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            continue;
+        }
         let mut sweep = Sweep::begin(&retention);
         while !sweep.is_over() && store.retain(&retention, &mut sweep).await.is_ok() {}
         tokio::time::sleep(Duration::from_millis(20 + chance.below(300))).await;
@@ -92,13 +97,6 @@ impl Cell {
         let database = Database::create_on(&servers.postgres.url("postgres")).await;
         let mut rig = Rig::new(database, servers.rabbit.url()).await;
         rig.in_flight_max = [50, 300, 1000][chance.below(3) as usize];
-        let retention = if seed.is_multiple_of(2) {
-            rig.database.connect().await.batch_execute(LONG_AGO).await.unwrap();
-            let store = Store::new(rig.database.url()).unwrap();
-            Some(tokio::spawn(retain(store, Chance::new(seed ^ 0x13))))
-        } else {
-            None
-        };
         let long = if chance.percent(50) {
             let client = rig.database.connect().await;
             client.batch_execute("begin; select pg_current_xact_id()").await.unwrap();
@@ -113,6 +111,13 @@ impl Cell {
         // docs/receiving.md
         let inbox_in_order = kind == QueueKind::Classic;
         let audit = AuditFile::on_a_small_disk(&rig.dir);
+        let retention = if seed.is_multiple_of(2) {
+            rig.database.connect().await.batch_execute(LONG_AGO).await.unwrap();
+            let store = Store::new(rig.database.url()).unwrap();
+            Some(tokio::spawn(retain(store, Chance::new(seed ^ 0x13), 1 + usize::from(audit.is_some()))))
+        } else {
+            None
+        };
         let name = rig.database.url().rsplit('/').next().unwrap();
         let pooled = servers.poolers.each_ref().map(|pooler| pooler.url(name));
         let mut relays = Vec::new();

@@ -47,7 +47,9 @@ impl Servers {
         let mut happened = Vec::new();
         for _ in 0..1 + chance.below(2) {
             std::thread::sleep(Duration::from_millis(300 + chance.below(1500)));
-            happened.push(server_faults::inflict_one(self, chance));
+            let fault = server_faults::inflict_one(self, chance);
+            println!("under all cells: {fault}");
+            happened.push(fault);
         }
         // A clock that was set stays so until the round is over: what relays wrote then must not hurt when it is right again.
         if happened.contains(&server_faults::CLOCK_STEPPED) {

@@ -19,6 +19,7 @@ mod outages;
 mod poison;
 mod receiving;
 mod reconcile;
+mod retention;
 mod rig;
 mod stops;
 mod unroutable;

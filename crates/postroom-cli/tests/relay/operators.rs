@@ -21,7 +21,7 @@ pub async fn stores() -> (Database, [String; 2]) {
 }
 
 /// A relay of route `orders` with this sink, until it is dropped.
-pub struct Running(std::process::Child);
+pub struct Running(pub std::process::Child);
 
 impl Running {
     pub fn relay(store: &str, sink: &str) -> Self {
@@ -425,69 +425,6 @@ fn an_error_about_arguments_shows_no_password() {
         let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
         assert!(!said.contains("Tops3cret") && said.contains("--help"), "{said}");
     }
-}
-
-/// Both ways to remove what is finished: once, and by a process that runs.
-#[tokio::test]
-async fn what_is_finished_and_old_goes_by_command_and_by_itself() {
-    let database = Database::create().await;
-    let store = database.url();
-    assert_eq!(postroom(&["migrate", "--store", store]).status.code(), Some(0));
-    let client = database.connect().await;
-    let sent = async || {
-        let write = "select postroom.enqueue(t, 'k', 'x'::text) from unnest(array['orders', 'orders', 'ordres']) t";
-        client.batch_execute(write).await.unwrap();
-        let out = surroundings::scratch("retained").join("out.jsonl");
-        let _relay = Running::relay(store, &format!("kind = \"file\"\npath = {out:?}\n"));
-        until(store, "it is sent", |status| {
-            status["routes"][0]["backlog"] == 0 && status["routes"][0]["lanes_held"].as_i64() > Some(0)
-        });
-    };
-    let aged = "update postroom.outbox set occurred_at = now() - interval '8 days'";
-    let rows = async || client.query_one("select count(*) from postroom.outbox", &[]).await.unwrap().get::<_, i64>(0);
-    sent().await;
-    let prune = |arguments: &[&str]| postroom(&[&["prune", "--json", "--store", store], arguments].concat());
-    assert_eq!(json(&prune(&["--outbox", "7d"]))["outbox"], 0, "too young");
-    client.batch_execute(aged).await.unwrap();
-    assert_eq!(
-        json(&prune(&["--outbox", "7d"])),
-        serde_json::json!({ "outbox": 2, "dead": 0, "inbox": 0, "audit": 0 })
-    );
-    assert_eq!(rows().await, 1, "what no route takes stays");
-    let config = surroundings::scratch("retention").join("postroom.toml");
-    let routes = "[[routes]]\nname = \"orders\"\ntopics = [\"orders\"]\n[routes.sink]\nkind = \"stdout\"\n";
-    std::fs::write(&config, format!("[store]\nurl = {store:?}\n{routes}")).unwrap();
-    let nothing = postroom(&["prune", "--config", config.to_str().unwrap()]);
-    assert_eq!(nothing.status.code(), Some(2));
-    assert!(text(&nothing.stderr).contains("nothing expires"), "{}", text(&nothing.stderr));
-    for wrong in [
-        "outbox = \"5s\"",
-        "dead = \"1h\"",
-        "audit = \"1d\"",
-        "outbxo = \"7d\"",
-        "[[retention.topics]]\ntopics = [\"a\"]",
-    ] {
-        std::fs::write(&config, format!("[store]\nurl = {store:?}\n[retention]\n{wrong}\n{routes}")).unwrap();
-        assert_eq!(postroom(&["prune", "--config", config.to_str().unwrap()]).status.code(), Some(78), "{wrong}");
-    }
-    sent().await;
-    client.batch_execute(aged).await.unwrap();
-    let retention = "[retention]\noutbox = \"never\"\n[[retention.topics]]\ntopics = [\"ord*\"]\noutbox = \"7d\"\n";
-    std::fs::write(&config, format!("[store]\nurl = {store:?}\n{retention}{routes}")).unwrap();
-    let log = std::fs::File::create(config.with_file_name("run.log")).unwrap();
-    let mut run = surroundings::postroom();
-    run.args(["run", "--config"]).arg(&config).stdout(Stdio::null()).stderr(log);
-    let _running = Running(run.spawn().unwrap());
-    let began = std::time::Instant::now();
-    while rows().await > 2 {
-        assert!(
-            began.elapsed().as_secs() < 120,
-            "{}",
-            std::fs::read_to_string(config.with_file_name("run.log")).unwrap()
-        );
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
-    assert_eq!(rows().await, 2, "what no route takes stays");
 }
 
 /// A server that takes connections and says nothing, as one that hangs does.

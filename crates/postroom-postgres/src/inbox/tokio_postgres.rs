@@ -179,7 +179,9 @@ impl Driver for Postgres {
 async fn commit(tx: Transaction<'_>) -> Result<(), StoreError> {
     // A handler that swallowed a database error left the transaction aborted, and the server answers COMMIT with a silent
     // rollback. This statement fails there instead.
-    tx.batch_execute("select 1").await.map_err(|error| told("apply the effect: its transaction is aborted", error))?;
+    tx.batch_execute(include_str!("sql/commit_surely.sql"))
+        .await
+        .map_err(|error| told("apply the effect: its transaction is aborted", error))?;
     tx.commit().await.map_err(|error| told("commit the effect", error))
 }
 

@@ -5,6 +5,7 @@
 mod adapters;
 mod bytes;
 mod changed;
+mod commits;
 mod connections;
 mod contract;
 mod deaths;
