@@ -9,11 +9,14 @@ mod drain;
 mod latency;
 mod measure;
 mod ours;
+mod replay;
 mod resources;
+mod retention;
 mod rivals;
 mod setup;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use measure::Report;
@@ -22,7 +25,7 @@ use postroom::BoxError;
 /// What to measure, and how much of it.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Only these: drain, null, poison, claim, latency, held, business, steady, idle, admission
+    /// Only these: drain, null, poison, claim, latency, held, business, steady, idle, admission, retention, replay
     only: Vec<String>,
     /// Rounds of each rival
     #[arg(long, default_value_t = 3)]
@@ -39,6 +42,16 @@ struct Args {
     /// How long the snapshot is held
     #[arg(long, default_value_t = 60)]
     held_seconds: u64,
+    /// How long the stream runs whose messages are kept for five minutes, once for each way to remove them. This benchmark runs only
+    /// when it is named
+    #[arg(long, default_value_t = 30)]
+    retention_minutes: u64,
+    /// Messages that are replayed beside new traffic. This benchmark, too, runs only when it is named
+    #[arg(long, default_value_t = 1_000_000)]
+    replayed: usize,
+    /// Messages a second of the replay
+    #[arg(long, default_value_t = 2000)]
+    replay_rate: u32,
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
@@ -95,6 +108,15 @@ async fn run(args: &Args, report: &mut Report) -> Result<(), BoxError> {
     }
     if wanted("admission") {
         admission::by_history(report, args.rounds, args.history).await?;
+    }
+    // These take long: only when they are asked for.
+    if args.only.iter().any(|only| only == "retention") {
+        let times =
+            retention::Times { run: Duration::from_secs(args.retention_minutes * 60), keep: Duration::from_secs(300) };
+        retention::compared(report, times).await?;
+    }
+    if args.only.iter().any(|only| only == "replay") {
+        replay::beside_new_traffic(report, args.replayed, args.replay_rate).await?;
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     packages::ensure(&held)?;
     step("build the benchmarks", || {
         let mut cargo = workspace.cargo();
-        cargo.args(["build", "--release", "-p", "postroom-bench"]);
+        cargo.args(["build", "--release", "-p", "postroom-bench", "-p", "postroom-cli"]);
         if held.run(&mut cargo)?.success() { Ok(()) } else { Err(Failure::work("the build failed, see above")) }
     })?;
     let measured = start_services(&workspace, &held).and_then(|environment| {

@@ -11,7 +11,16 @@ use postroom_server::{Meter, Metrics, Sampler};
 use crate::config::Config;
 use crate::exit::{self, Failure};
 
-/// Listens as the configuration says, and samples the store for the metrics. Nothing, if there is no `[admin]`.
+/// Whether the metrics go to a collector.
+fn exports() -> bool {
+    #[cfg(feature = "otlp")]
+    return crate::otlp::is_named();
+    #[cfg(not(feature = "otlp"))]
+    false
+}
+
+/// Listens as the configuration says, exports the metrics as the environment says, and samples the store for them. Nothing, if neither
+/// is wanted.
 pub async fn serve(
     config: &Config,
     store: Arc<dyn Store>,
@@ -19,7 +28,9 @@ pub async fn serve(
     routes: &[Live<RouteNow>],
     inboxes: &[Live<InboxNow>],
 ) -> Result<(), Failure> {
-    let Some(admin) = &config.admin else { return Ok(()) };
+    if config.admin.is_none() && !exports() {
+        return Ok(());
+    }
     let names: Vec<String> = config.routes.iter().map(|routed| routed.route.name.clone()).collect();
     let consumers: Vec<String> = config.inboxes.iter().map(|inbox| inbox.consumer.to_string()).collect();
     let expected = Expected { routes: names.clone(), inboxes: consumers.clone(), lease: config.relay.lease };
@@ -28,6 +39,10 @@ pub async fn serve(
     let routes = names.into_iter().zip(routes.iter().cloned()).collect();
     let inboxes = consumers.into_iter().zip(inboxes.iter().cloned()).collect();
     let metrics = Metrics::new(meter, routes, inboxes).with_store(&sampler).shared();
+    #[cfg(feature = "otlp")]
+    tokio::spawn(crate::otlp::export(metrics.clone()));
+    tokio::spawn(sampler.run(store.clone()));
+    let Some(admin) = &config.admin else { return Ok(()) };
     let options = Options { listen: admin.listen, tokens: admin.tokens.clone(), metrics_public: admin.metrics_public };
     let bound = Admin::bind(options, metrics, Health::new(expected, meter.clone()), Some(store.clone())).await;
     let listener = bound.map_err(|error| Failure::of(exit::CONFIG, &error))?;
@@ -35,6 +50,5 @@ pub async fn serve(
         tracing::info!("/api/v1, /livez, /readyz and /metrics are at http://{address}");
     }
     tokio::spawn(listener.serve());
-    tokio::spawn(sampler.run(store));
     Ok(())
 }

@@ -63,21 +63,22 @@ impl Archiver {
         self.archive.place()
     }
 
-    /// One pass over the outbox; with `all`, small remainders do not wait for more. `progress` is told how many were removed.
+    /// One pass over the outbox; with `all`, small remainders do not wait for more. What was done is in `archived`, also of a pass that
+    /// failed. `progress` is told how many were removed.
     pub async fn pass(
         &mut self,
         store: &dyn Store,
         retention: &Retention,
         all: bool,
+        archived: &mut Archived,
         mut progress: impl FnMut(u64),
-    ) -> Result<Archived, PassFailed> {
-        let mut archived = Archived::default();
+    ) -> Result<(), PassFailed> {
         loop {
             match store.take_segment().await? {
-                Turn::Ours(segment) => self.finish(store, segment, &mut archived).await?,
+                Turn::Ours(segment) => self.finish(store, segment, archived).await?,
                 Turn::Others => {
                     archived.others = true;
-                    return Ok(archived);
+                    return Ok(());
                 }
                 Turn::Nobodys => break,
             }
@@ -89,9 +90,9 @@ impl Archiver {
         while !sweep.is_over() {
             for found in store.find_expired(retention, &mut sweep).await? {
                 if gathered.len() >= MESSAGES_MAX || (!gathered.is_empty() && bytes + found.bytes > BYTES_MAX) {
-                    self.send(store, &gathered, &mut archived).await?;
+                    self.send(store, &gathered, archived).await?;
                     if archived.others {
-                        return Ok(archived);
+                        return Ok(());
                     }
                     progress(archived.removed);
                     gathered.clear();
@@ -103,7 +104,7 @@ impl Archiver {
         }
         let waited = self.last.is_none_or(|last| last.elapsed() >= WAITS_MOST);
         if !gathered.is_empty() && (all || waited || gathered.len() >= MESSAGES_LEAST) {
-            self.send(store, &gathered, &mut archived).await?;
+            self.send(store, &gathered, archived).await?;
         }
         loop {
             let forgotten = store.forget_restored().await?;
@@ -113,7 +114,7 @@ impl Archiver {
             archived.removed += forgotten;
             progress(archived.removed);
         }
-        Ok(archived)
+        Ok(())
     }
 
     async fn send(

@@ -20,6 +20,8 @@ mod keys;
 mod messages;
 mod migrate;
 mod operations;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod progress;
 mod reconcile;
 mod retention;

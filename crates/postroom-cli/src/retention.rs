@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use postroom::{Part, Removed, Retention, Store, StoreError, Sweep};
+use postroom_server::Meter;
 
 use crate::StoreArgs;
 use crate::archive::PlaceArgs;
-use crate::archiver::{Archiver, PassFailed};
+use crate::archiver::{Archived, Archiver, PassFailed};
 use crate::config;
 use crate::dead::duration;
 use crate::exit::{self, Failure};
@@ -76,9 +77,12 @@ pub async fn prune(args: PruneArgs, json: bool) -> Result<(), Failure> {
     let mut progress = Progress::new("rows");
     let mut failed = None;
     if let Some(archiver) = archiver.as_mut().filter(|_| retention.parts().contains(&Part::Outbox)) {
-        match archiver.pass(store.as_ref(), &retention, true, |removed| progress.at(removed)).await {
-            Ok(archived) => {
-                removed.outbox = archived.removed;
+        let mut archived = Archived::default();
+        let passed =
+            archiver.pass(store.as_ref(), &retention, true, &mut archived, |removed| progress.at(removed)).await;
+        removed.outbox = archived.removed;
+        match passed {
+            Ok(()) => {
                 if archived.others {
                     say!(
                         "postroom: a segment is in other hands: another process archives this store, or one failed or died less than a minute ago. \
@@ -131,8 +135,16 @@ fn sweep(retention: &Retention, archiver: Option<&Archiver>) -> Sweep {
 
 /// Passes over the store for ever, one step at a time. With an archive, no message is removed that it does not have; and none
 /// before these routes are registered.
-pub async fn keep_to(retention: Retention, store: Arc<dyn Store>, mut archiver: Option<Archiver>, routes: Vec<String>) {
+pub async fn keep_to(
+    retention: Retention,
+    store: Arc<dyn Store>,
+    mut archiver: Option<Archiver>,
+    routes: Vec<String>,
+    meter: Meter,
+) {
     let mut away = Away::default();
+    // From a counter that begins with its first event nobody sees that event.
+    meter.removed(&Removed::default());
     loop {
         let (mut sweep, mut removed) = (sweep(&retention, archiver.as_ref()), Removed::default());
         let mut wait = EVERY;
@@ -147,8 +159,11 @@ pub async fn keep_to(retention: Retention, store: Arc<dyn Store>, mut archiver: 
             all_known
         };
         if let Some(archiver) = archiver.as_mut().filter(|_| of_messages) {
-            match archiver.pass(store.as_ref(), &retention, false, |_| ()).await {
-                Ok(archived) => {
+            let mut archived = Archived::default();
+            let passed = archiver.pass(store.as_ref(), &retention, false, &mut archived, |_| ()).await;
+            meter.archived(archived.segments, archived.removed);
+            match passed {
+                Ok(()) => {
                     away.archive_answered(archiver);
                     if archived.segments > 0 {
                         tracing::info!(
@@ -159,7 +174,10 @@ pub async fn keep_to(retention: Retention, store: Arc<dyn Store>, mut archiver: 
                         );
                     }
                 }
-                Err(error) => away.archive_failed(error),
+                Err(error) => {
+                    meter.archive_failed();
+                    away.archive_failed(error);
+                }
             }
         }
         while !sweep.is_over() {
@@ -180,6 +198,7 @@ pub async fn keep_to(retention: Retention, store: Arc<dyn Store>, mut archiver: 
             away.store = false;
             tokio::time::sleep((began.elapsed() * PAUSE_TIMES).max(PAUSE_LEAST)).await;
         }
+        meter.removed(&removed);
         if removed.total() > 0 {
             tracing::info!("retention removed {}", told(&removed));
         }

@@ -102,7 +102,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     if !config.retention.parts().is_empty() {
         let archive = config.archive.as_ref().map(Archiver::open).transpose()?;
         let routes = config.routes.iter().map(|routed| routed.route.name.clone()).collect();
-        tokio::spawn(retention::keep_to(config.retention.clone(), store.clone(), archive, routes));
+        tokio::spawn(retention::keep_to(config.retention.clone(), store.clone(), archive, routes, meter.clone()));
     }
     if !config.reconcile.is_empty() {
         tokio::spawn(reconcile::keep_comparing(config.clone(), store.clone()));

@@ -58,7 +58,9 @@ pub fn start(usual: &str) -> Telemetry {
     {
         registry.init();
         if named {
-            tracing::warn!("a trace collector is configured, but this program was built without the feature otlp");
+            tracing::warn!(
+                "a collector is configured, but this program was built without the feature otlp: nothing is exported"
+            );
         }
         Telemetry {}
     }

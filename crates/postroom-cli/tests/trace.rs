@@ -1,4 +1,4 @@
-//! One order's trace, seen whole by a collector: request, create, claim, send, receive, process.
+//! One order's trace, seen whole by a collector: request, create, claim, send, receive, process. And the metrics of its relay.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -26,8 +26,12 @@ use tracing::Instrument;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Reads one request after the other and hands the spans in them on.
-async fn collect(mut stream: TcpStream, spans: mpsc::UnboundedSender<Value>) -> std::io::Result<()> {
+/// Reads one request after the other and hands the spans and metrics in them on.
+async fn collect(
+    mut stream: TcpStream,
+    spans: mpsc::UnboundedSender<Value>,
+    metrics: mpsc::UnboundedSender<Value>,
+) -> std::io::Result<()> {
     let mut buffer = Vec::new();
     loop {
         let end = loop {
@@ -39,7 +43,8 @@ async fn collect(mut stream: TcpStream, spans: mpsc::UnboundedSender<Value>) -> 
             }
         };
         let head = String::from_utf8_lossy(&buffer[..end]).to_lowercase();
-        assert!(head.starts_with("post /v1/traces"), "{head}");
+        let of_metrics = head.starts_with("post /v1/metrics");
+        assert!(of_metrics || head.starts_with("post /v1/traces"), "{head}");
         let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap().trim();
         let length: usize = length.parse().unwrap();
         while buffer.len() < end + length {
@@ -47,7 +52,13 @@ async fn collect(mut stream: TcpStream, spans: mpsc::UnboundedSender<Value>) -> 
         }
         let body: Value = serde_json::from_slice(&buffer[end..end + length]).unwrap();
         buffer.drain(..end + length);
-        for resource in body["resourceSpans"].as_array().unwrap() {
+        if of_metrics {
+            for metric in body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"].as_array().unwrap() {
+                // The test may be over by then.
+                let _ = metrics.send(metric.clone());
+            }
+        }
+        for resource in body["resourceSpans"].as_array().into_iter().flatten() {
             for scope in resource["scopeSpans"].as_array().unwrap() {
                 for span in scope["spans"].as_array().unwrap() {
                     spans.send(span.clone()).unwrap();
@@ -73,12 +84,13 @@ impl Handle<Postgres, Value> for Bills {
 fn the_trace_of_one_order_is_seen_whole_by_a_collector() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (sender, mut received) = mpsc::unbounded_channel();
+    let (measured, metrics) = mpsc::unbounded_channel();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let collector = format!("http://{}", listener.local_addr().unwrap());
     runtime.spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(collect(stream, sender.clone()));
+            tokio::spawn(collect(stream, sender.clone(), measured.clone()));
         }
     });
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -99,7 +111,7 @@ fn the_trace_of_one_order_is_seen_whole_by_a_collector() {
         )
         .init();
 
-    let id = runtime.block_on(one_order(&collector));
+    let id = runtime.block_on(one_order(&collector, metrics));
     provider.shutdown().unwrap();
     let mut spans: HashMap<String, Value> = HashMap::new();
     while let Ok(span) = received.try_recv() {
@@ -121,7 +133,7 @@ fn the_trace_of_one_order_is_seen_whole_by_a_collector() {
     }
 }
 
-async fn one_order(collector: &str) -> String {
+async fn one_order(collector: &str, mut metrics: mpsc::UnboundedReceiver<Value>) -> String {
     let database = Database::create().await;
     let connector = Connector::new(database.url()).unwrap();
     migrate(&connector, 4).await.unwrap();
@@ -146,6 +158,7 @@ async fn one_order(collector: &str) -> String {
         .arg(&config)
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", collector)
         .env("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+        .env("OTEL_METRIC_EXPORT_INTERVAL", "200")
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
@@ -172,6 +185,21 @@ async fn one_order(collector: &str) -> String {
     assert!(seen.recv().await.unwrap(), "the context reached the handler");
     stop.send(()).unwrap();
     receiving.await.unwrap().unwrap();
+    // The relay's metrics came to the same collector: one message of this route was acked, and its time is in a histogram.
+    let of_orders = |metric: &Value, kind: &str| {
+        let points = metric[kind]["dataPoints"].as_array().cloned().unwrap_or_default();
+        let ours = |point: &&Value| point["attributes"][0]["value"]["stringValue"] == "orders";
+        points.iter().find(ours).cloned().unwrap_or_default()
+    };
+    let (mut acked, mut timed) = (false, false);
+    while !(acked && timed) {
+        let metric = metrics.recv().await.unwrap();
+        match metric["name"].as_str().unwrap() {
+            "postroom_acked_messages" => acked = of_orders(&metric, "sum")["asDouble"] == 1.0,
+            "postroom_publish_duration_seconds" => timed = of_orders(&metric, "histogram")["count"] == "1",
+            _ => {}
+        }
+    }
     let pid = relay.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     let ended = tokio::task::spawn_blocking(|| relay.wait_with_output()).await.unwrap().unwrap();

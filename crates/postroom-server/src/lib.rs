@@ -9,5 +9,5 @@ mod metrics;
 mod sampler;
 
 pub use ask::{Answer, AskFailed, ask};
-pub use metrics::{Inboxes, Meter, Metrics, Routes};
+pub use metrics::{Exported, Inboxes, Meter, Metrics, Routes};
 pub use sampler::Sampler;

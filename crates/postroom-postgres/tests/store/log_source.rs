@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use postroom::{MessageId, Source, Token};
+use postroom::{MessageId, Operator, Retention, Source, Sweep, Token};
 use postroom_testkit::chance::Chance;
 use postroom_testkit::postgres::Database;
 use tokio::time::sleep;
 use tokio_postgres::Client;
 
-use crate::setup::{done, prepared, source, want};
+use crate::setup::{done, prepared, source, store, want};
 
 const WRITERS: u64 = 12;
 const KEYS: u64 = 60;
@@ -22,11 +22,11 @@ const WRITE: &str = "with k as (update numbers set n = n + 1 where key = $1 retu
                           l as (insert into ledger select $2, $1, n from k)
                      select postroom.enqueue('orders', 'order.placed', int8send(n), key => $1, id => $2) from k";
 
-async fn write(database: Database, writer: u64, seed: u64, committed: Arc<AtomicUsize>) {
+async fn write(database: Database, writer: u64, seed: u64, committed: Arc<AtomicUsize>, messages: usize) {
     let mut chance = Chance::new(seed * 1000 + writer);
     let client = database.connect().await;
     let statement = client.prepare(WRITE).await.unwrap();
-    while committed.load(Ordering::Relaxed) < MESSAGES {
+    while committed.load(Ordering::Relaxed) < messages {
         client.batch_execute("begin").await.unwrap();
         if chance.percent(50) {
             client.query("select pg_current_xact_id()", &[]).await.unwrap();
@@ -96,8 +96,36 @@ async fn unconsumed(client: &Client) -> HashSet<MessageId> {
     client.query(sql, &[]).await.unwrap().iter().map(|row| MessageId::from(row.get::<_, uuid::Uuid>(0))).collect()
 }
 
+/// Whatever is written seems to be old, so that it may go as soon as it is finished.
+const LONG_AGO: &str = "create function public.long_ago() returns trigger language plpgsql as $$
+                        begin new.occurred_at := new.occurred_at - interval '1 hour'; return new; end $$;
+                        create trigger long_ago before insert on postroom.outbox for each row execute function public.long_ago()";
+
+/// Removes what is finished, all the time.
+async fn retain(database: Database, removed: Arc<AtomicUsize>) {
+    let retention = Retention { outbox: Some(Duration::from_secs(60)), ..Retention::default() };
+    let store = store(&database);
+    loop {
+        let mut sweep = Sweep::begin(&retention);
+        while !sweep.is_over() {
+            let step = store.retain(&retention, &mut sweep).await.unwrap();
+            removed.fetch_add(step.outbox as usize, Ordering::Relaxed);
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_committed_message_is_read_exactly_once() {
+    read_exactly_once(MESSAGES, false).await;
+}
+
+/// Every transaction is older than the retention, and many are still open when what came after them is removed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_committed_message_is_read_exactly_once_while_retention_removes_what_is_finished() {
+    read_exactly_once(MESSAGES / 2, true).await;
+}
+
+async fn read_exactly_once(messages: usize, retained: bool) {
     let seed = std::env::var("POSTROOM_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_121);
     println!("seed {seed}");
     let database = prepared().await;
@@ -111,13 +139,19 @@ async fn every_committed_message_is_read_exactly_once() {
         )
         .await
         .unwrap();
-    let committed = Arc::new(AtomicUsize::new(0));
-    let writers: Vec<_> =
-        (0..WRITERS).map(|writer| tokio::spawn(write(database.clone(), writer, seed, committed.clone()))).collect();
+    let (committed, removed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let mut reader = source(&database, "reader-0").await;
+    // It ends with the test.
+    let mut retaining = tokio::task::JoinSet::new();
+    if retained {
+        setup.batch_execute(LONG_AGO).await.unwrap();
+        retaining.spawn(retain(database.clone(), removed.clone()));
+    }
+    let write = |writer| write(database.clone(), writer, seed, committed.clone(), messages);
+    let writers: Vec<_> = (0..WRITERS).map(|writer| tokio::spawn(write(writer))).collect();
 
     let mut chance = Chance::new(seed);
     let mut seen = Seen::default();
-    let mut reader = source(&database, "reader-0").await;
     let (mut late, mut catch_ups, mut restarts, mut claims) = (0, 0, 0, 0u64);
     let mut held: Vec<(Token, MessageId)> = Vec::new();
     let mut idle = 0;
@@ -167,10 +201,15 @@ async fn every_committed_message_is_read_exactly_once() {
         seen.ids.len(),
         seen.repeated
     );
-    assert!(ledger.len() >= MESSAGES);
+    assert!(ledger.len() >= messages);
     let lost = ledger.difference(&seen.ids).count();
     assert_eq!(lost, 0, "I1: {lost} committed messages were never read");
     assert_eq!(seen.ids.difference(&ledger).count(), 0, "I2: a message was read that was never committed");
+    if let Some(Err(error)) = retaining.try_join_next() {
+        panic!("retention failed: {error}");
+    }
+    let removed = removed.load(Ordering::Relaxed);
+    assert!(!retained || removed > messages / 10, "only {removed} were removed meanwhile: the test does not test it");
     assert!(late > 1_000, "the late path was hardly used ({late}): the test does not test it");
     assert!(catch_ups > 10, "late rows never outgrew a read ({catch_ups}): the test does not test it");
     assert!(restarts > 5);

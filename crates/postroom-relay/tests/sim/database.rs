@@ -49,6 +49,8 @@ pub struct Database {
     pub dead: BTreeMap<Place, (Row, u32, Cause)>,
     pub blocked: BTreeSet<(String, Option<Place>)>,
     pub suspects: BTreeMap<Place, Suspect>,
+    /// Rows that retention has removed: no read finds them, and nothing can be copied from them.
+    pub removed: BTreeSet<Place>,
 }
 
 /// What is known of a message that was alone with the sink.
@@ -172,7 +174,7 @@ impl Database {
                 doubts: 0,
             }
         });
-        found.collect()
+        found.filter(|found| !self.removed.contains(&found.place)).collect()
     }
 
     /// Heads that are due with what queues behind them, up to the next head of the key.
@@ -216,6 +218,10 @@ impl Database {
         let mut keys = BTreeSet::new();
         for Entry { lane, seq, parked, change, .. } in entries.iter().filter(|entry| held.contains(&entry.lane)) {
             let place = place(*lane, *seq);
+            // A message that waits or is dead is a copy of its row.
+            if self.removed.contains(&place) && !self.parked.contains_key(&place) {
+                continue;
+            }
             let row = self.lanes[usize::from(place.0)].log[place.1].clone();
             keys.extend(row.key.clone());
             match change {
@@ -306,6 +312,15 @@ impl Database {
 
     pub fn skip(&mut self, place: Place) {
         self.blocked.retain(|(_, dead)| *dead != Some(place));
+    }
+
+    /// Removes rows of a lane that are finished, at most so many; returns how many.
+    pub fn retain(&mut self, lane: u16, most: usize) -> usize {
+        let finished = (0..self.lanes[usize::from(lane)].position).map(|index| (lane, index));
+        let kept = |place: &Place| self.parked.contains_key(place) || self.removed.contains(place);
+        let gone: Vec<Place> = finished.filter(|place| !kept(place)).take(most).collect();
+        self.removed.extend(&gone);
+        gone.len()
     }
 
     pub fn park_key(&mut self, key: &str) {

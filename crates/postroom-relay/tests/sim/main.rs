@@ -55,8 +55,8 @@ fn no_seed_breaks_an_invariant() {
     }
     assert!(failures.is_empty(), "invariants were broken");
     if seeds.end - seeds.start >= 500 {
-        let Tally { kills, pauses, outages, duplicates, dead, kills_in_alarms, poison, .. } = tally;
-        let quiet = [kills, pauses, outages, duplicates, dead, kills_in_alarms, poison].contains(&0);
+        let Tally { kills, pauses, outages, duplicates, dead, kills_in_alarms, poison, removed, .. } = tally;
+        let quiet = [kills, pauses, outages, duplicates, dead, kills_in_alarms, poison, removed].contains(&0);
         assert!(!quiet, "a simulation in which nothing happens proves nothing: {tally:?}");
     }
 }
@@ -75,4 +75,5 @@ fn add(total: &mut Tally, one: Tally) {
     total.alarms += one.alarms;
     total.kills_in_alarms += one.kills_in_alarms;
     total.poison += one.poison;
+    total.removed += one.removed;
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use postroom::{Cause, Happened, Observed, Observer};
+use postroom::{Cause, Happened, Observed, Observer, Removed};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -58,6 +58,11 @@ struct InboxFailedAt {
     what: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfPart {
+    part: &'static str,
+}
+
 /// Observes relays, fillers and receivers. Clones share everything.
 #[derive(Clone)]
 pub struct Meter {
@@ -80,6 +85,10 @@ pub struct Meter {
     received: Family<Ended, Counter>,
     receive: Timed<OfInbox>,
     effect: Timed<OfInbox>,
+    removed: Family<OfPart, Counter>,
+    archived_messages: Counter,
+    archived_segments: Counter,
+    archive_failures: Counter,
     /// What to add to our clock to get the database's, in microseconds.
     clock: Arc<AtomicI64>,
     renewed: Arc<Mutex<HashMap<(bool, String), Instant>>>,
@@ -114,6 +123,10 @@ impl Default for Meter {
             received: Family::default(),
             receive: Family::new_with_constructor(Within(&CALLS)),
             effect: Family::new_with_constructor(Within(&AGES)),
+            removed: Family::default(),
+            archived_messages: Counter::default(),
+            archived_segments: Counter::default(),
+            archive_failures: Counter::default(),
             clock: Arc::new(AtomicI64::new(UNKNOWN)),
             renewed: Arc::default(),
         }
@@ -174,6 +187,26 @@ impl Meter {
         }
     }
 
+    /// What retention of this process has removed.
+    pub fn removed(&self, removed: &Removed) {
+        let parts =
+            [("outbox", removed.outbox), ("dead", removed.dead), ("inbox", removed.inbox), ("audit", removed.audit)];
+        for (part, rows) in parts {
+            self.removed.get_or_create(&OfPart { part }).inc_by(rows);
+        }
+    }
+
+    /// So many segments went into the archive, read back, and so many messages with them from the outbox.
+    pub fn archived(&self, segments: u64, messages: u64) {
+        self.archived_segments.inc_by(segments);
+        self.archived_messages.inc_by(messages);
+    }
+
+    /// A pass over what is to be archived failed.
+    pub fn archive_failed(&self) {
+        self.archive_failures.inc();
+    }
+
     pub(crate) fn lease_ages(&self) -> LeaseAges {
         LeaseAges(self.renewed.clone())
     }
@@ -200,6 +233,7 @@ impl Meter {
 
     pub(super) fn register(&self, registry: &mut Registry) {
         let r = registry;
+        self.register_retention(r);
         r.register("claimed_messages", "Messages claimed from the store by this process", self.claimed.clone());
         r.register("acked_messages", "Messages that the broker confirmed to this process", self.acked.clone());
         r.register(
@@ -258,6 +292,17 @@ impl Meter {
             Unit::Seconds,
             self.effect.clone(),
         );
+    }
+
+    fn register_retention(&self, r: &mut Registry) {
+        let help = "Rows that retention of this process deleted because they were finished and old, by table";
+        r.register("removed_rows", help, self.removed.clone());
+        let help = "Messages that this process deleted from the outbox because the archive has them";
+        r.register("archived_messages", help, self.archived_messages.clone());
+        let help = "Segments that this process wrote to the archive, and read back";
+        r.register("archived_segments", help, self.archived_segments.clone());
+        let help = "Passes of this process that could not archive; they are made again";
+        r.register("archive_failures", help, self.archive_failures.clone());
     }
 
     fn of_route(&self, route: &str, event: &Happened) {

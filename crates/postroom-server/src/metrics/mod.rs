@@ -3,6 +3,7 @@
 mod labels;
 mod live;
 mod meter;
+mod otlp;
 mod sampled;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use prometheus_client::registry::Registry;
 
 pub use live::{Inboxes, Routes};
 pub use meter::Meter;
+pub use otlp::Exported;
 pub(crate) use sampled::{Sample, Sampled};
 
 /// Everything that is shown under `/metrics`.

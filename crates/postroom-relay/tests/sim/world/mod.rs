@@ -56,6 +56,8 @@ pub struct Tally {
     pub kills_in_alarms: u64,
     /// Messages that are dead as poison.
     pub poison: u64,
+    /// Rows that retention removed.
+    pub removed: u64,
 }
 
 /// How the sink and the process take a message.
@@ -147,6 +149,8 @@ enum Event {
     Alarm(Duration),
     KillInAlarm,
     Operator,
+    /// A step of retention, if the database is there.
+    Retain,
     Unpark(String),
 }
 
@@ -254,6 +258,12 @@ impl World {
         for _ in 0..world.chance.below(6) {
             let at = world.millis(5_000, 59_000);
             world.at(at, Event::Operator);
+        }
+        if world.chance.percent(50) {
+            for _ in 0..1 + world.chance.below(120) {
+                let at = world.millis(1_000, 70_000);
+                world.at(at, Event::Retain);
+            }
         }
         world
     }
@@ -387,6 +397,7 @@ impl World {
             }
             Event::KillInAlarm => self.kill_in_alarm(),
             Event::Operator => self.operator(),
+            Event::Retain => self.retain(),
             Event::Unpark(key) => self.database.unpark_key(self.now, &key),
         }
     }

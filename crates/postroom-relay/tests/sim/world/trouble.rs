@@ -60,6 +60,17 @@ impl World {
         }
     }
 
+    /// Everything is old enough; what is not finished stays.
+    pub(super) fn retain(&mut self) {
+        if !self.database_up {
+            return;
+        }
+        let (lane, most) = (self.chance.below(u64::from(LANES)) as u16, 1 + self.chance.below(50) as usize);
+        let removed = self.database.retain(lane, most);
+        self.tally.removed += removed as u64;
+        self.note(|| format!("retention removes {removed} rows of lane {lane}"));
+    }
+
     pub(super) fn decide_about_the_dead(&mut self, ordered: bool) {
         let places: Vec<Place> = self.database.dead.keys().copied().collect();
         if places.is_empty() {
