@@ -12,6 +12,7 @@ create or replace function postroom.inbox_take(
     claims_max integer  default 10
 ) returns setof postroom.inbox_messages
 language plpgsql volatile
+set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
@@ -125,6 +126,7 @@ $$;
 -- As before, and they note since when.
 create or replace function postroom.inbox_renew(consumer text, owner text, lease interval default '30 seconds') returns bigint
 language sql volatile
+set search_path = pg_catalog, pg_temp
 as $$
     with renewed as (
         update postroom.inbox_messages m set due_at = clock_timestamp() + inbox_renew.lease, waits_since = clock_timestamp()
@@ -144,6 +146,7 @@ create or replace function postroom.inbox_fail(
     give_up      boolean  default false
 ) returns boolean
 language plpgsql volatile
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     burned integer;
