@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::TryStreamExt;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -23,6 +23,8 @@ const MANIFEST: &str = ".manifest.json";
 /// Larger than any segment that we write.
 const LINES_BYTES_MAX: u64 = 2 << 30;
 const MANIFEST_BYTES_MAX: u64 = 64 << 10;
+/// Manifests that are read at once: one after the other, years of them take long.
+const READ_AT_ONCE: usize = 16;
 const LEVEL: i32 = 3;
 
 /// Why an archive did not do what it was asked for.
@@ -73,6 +75,19 @@ pub struct Archive {
     place: Place,
 }
 
+/// Archived messages have their payloads.
+#[cfg(unix)]
+fn warn_if_readable(folder: &std::path::Path) {
+    use std::os::unix::fs::PermissionsExt;
+    if std::fs::metadata(folder).is_ok_and(|about| about.permissions().mode() & 0o005 == 0o005) {
+        let folder = folder.display();
+        tracing::warn!("every user of this machine can read the archived messages in {folder}; run `chmod o-rx` on it");
+    }
+}
+
+#[cfg(not(unix))]
+fn warn_if_readable(_: &std::path::Path) {}
+
 impl Archive {
     /// The archive at this place. A folder must be there: one that is missing may be a volume that is not mounted.
     pub fn open(place: &Place) -> Result<Self, ArchiveError> {
@@ -82,6 +97,9 @@ impl Archive {
             place: place.to_string(),
             source,
         })?;
+        if let Place::Folder(folder) = place {
+            warn_if_readable(folder);
+        }
         Ok(Self { store, prefix, place: place.clone() })
     }
 
@@ -202,8 +220,11 @@ impl Archive {
             .collect();
         let mut manifests: Vec<Manifest> = Vec::new();
         let mut damaged = Vec::new();
-        for name in names.iter().filter(|name| name.ends_with(MANIFEST)) {
-            match self.manifest(name).await {
+        let reading = names.iter().filter(|name| name.ends_with(MANIFEST));
+        let reading: Vec<_> = reading.map(|name| async move { (name, self.manifest(name).await) }).collect();
+        let mut read = std::pin::pin!(stream::iter(reading).buffered(READ_AT_ONCE));
+        while let Some((name, manifest)) = read.next().await {
+            match manifest {
                 Ok(manifest) => manifests.push(manifest),
                 Err(ArchiveError::Damaged { problem, .. }) => damaged.push((name.clone(), problem)),
                 Err(error) => return Err(error),

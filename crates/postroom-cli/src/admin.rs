@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::exit::{self, Failure};
 
 /// Whether the metrics go to a collector.
-fn exports() -> bool {
+pub fn exports() -> bool {
     #[cfg(feature = "otlp")]
     return crate::otlp::is_named();
     #[cfg(not(feature = "otlp"))]

@@ -34,7 +34,7 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
         relay: !config.routes.is_empty(),
         filler: !config.inboxes.is_empty(),
         retention: !config.retention.parts().is_empty(),
-        metrics: config.admin.is_some(),
+        metrics: config.admin.is_some() || crate::admin::exports(),
         operations: true,
         comparisons: !config.reconcile.is_empty(),
     };

@@ -58,6 +58,10 @@ impl Collector {
                 variable("OTEL_SERVICE_NAME").unwrap_or_else(|| "postroom".to_owned()),
             ));
         }
+        // Two processes with one name would be one series to the collector.
+        if !resource.iter().any(|(name, _)| name == "service.instance.id") {
+            resource.push(("service.instance.id".to_owned(), postroom::MessageId::new().to_string()));
+        }
         Some(Self {
             url: url(variable)?,
             headers: pairs(&of_metrics("HEADERS").unwrap_or_default()),
@@ -104,7 +108,9 @@ fn decoded(text: &str) -> String {
 pub async fn export(metrics: Arc<Metrics>) {
     let Some(collector) = Collector::of(&variable) else { return };
     let shown = postroom::redact_url(&collector.url);
-    let client = match reqwest::Client::builder().timeout(collector.timeout).build() {
+    // The headers may be secrets: they go nowhere else.
+    let nowhere_else = reqwest::redirect::Policy::none();
+    let client = match reqwest::Client::builder().timeout(collector.timeout).redirect(nowhere_else).build() {
         Ok(client) => client,
         Err(error) => return tracing::error!("metrics are not exported: {error}"),
     };
@@ -116,20 +122,19 @@ pub async fn export(metrics: Arc<Metrics>) {
         for (name, value) in &collector.headers {
             request = request.header(name, value);
         }
-        let answered = request.send().await.and_then(reqwest::Response::error_for_status);
-        match answered {
-            Ok(_) if std::mem::take(&mut away) => tracing::info!("metrics are exported to {shown} again"),
-            Ok(_) => {}
-            Err(error) => {
-                if !std::mem::replace(&mut away, true) {
-                    let error = error.without_url();
-                    tracing::warn!(
-                        "metrics are not exported to {shown}, trying again every {:?}: {}",
-                        collector.interval,
-                        told(&error)
-                    );
-                }
+        let failed = match request.send().await {
+            Ok(answer) if answer.status().is_success() => None,
+            Ok(answer) => Some(format!("it answered {}", answer.status())),
+            Err(error) => Some(told(&error.without_url())),
+        };
+        match failed {
+            None if std::mem::take(&mut away) => tracing::info!("metrics are exported to {shown} again"),
+            None => {}
+            Some(why) if !std::mem::replace(&mut away, true) => {
+                let every = collector.interval;
+                tracing::warn!("metrics are not exported to {shown}, trying again every {every:?}: {why}");
             }
+            Some(_) => {}
         }
         tokio::time::sleep(collector.interval).await;
     }
@@ -163,13 +168,14 @@ mod tests {
             [("authorization".to_owned(), "Bearer x".to_owned()), ("b".to_owned(), "c".to_owned())]
         );
         assert_eq!((collector.interval, collector.timeout), (INTERVAL, TIMEOUT));
-        assert_eq!(collector.resource, [("service.name".to_owned(), "postroom".to_owned())]);
+        assert_eq!(collector.resource[0], ("service.name".to_owned(), "postroom".to_owned()));
+        assert_eq!(collector.resource[1].0, "service.instance.id");
         assert!(of(&[&base[..], &[("OTEL_METRICS_EXPORTER", "none")]].concat()).is_none());
         let own = [
             ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://m:1/x"),
             ("OTEL_METRIC_EXPORT_INTERVAL", "5000"),
             ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "100"),
-            ("OTEL_RESOURCE_ATTRIBUTES", "service.name=a,zone=b%2Cc"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "service.name=a,zone=b%2Cc,service.instance.id=1"),
             ("OTEL_SERVICE_NAME", "orders"),
         ];
         let collector = of(&[&base[..], &own].concat()).unwrap();
@@ -177,7 +183,7 @@ mod tests {
             (collector.url.as_str(), collector.interval.as_secs(), collector.timeout.as_millis()),
             ("http://m:1/x", 5, 100)
         );
-        let expected = [("zone".to_owned(), "b,c".to_owned()), ("service.name".to_owned(), "orders".to_owned())];
-        assert_eq!(collector.resource, expected);
+        let expected = [("zone", "b,c"), ("service.instance.id", "1"), ("service.name", "orders")];
+        assert_eq!(collector.resource, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
     }
 }

@@ -145,6 +145,7 @@ pub async fn keep_to(
     let mut away = Away::default();
     // From a counter that begins with its first event nobody sees that event.
     meter.removed(&Removed::default());
+    let mut last = None;
     loop {
         let (mut sweep, mut removed) = (sweep(&retention, archiver.as_ref()), Removed::default());
         let mut wait = EVERY;
@@ -154,10 +155,17 @@ pub async fn keep_to(
             if !all_known {
                 away.routes_unknown(unknown);
                 sweep.parts.retain(|part| *part != Part::Outbox);
+                // The other parts are not looked at more often than usual.
+                if last.is_some_and(|last: Instant| last.elapsed() < EVERY) {
+                    sweep.parts.clear();
+                }
                 wait = EVERY_IF_UNKNOWN;
             }
             all_known
         };
+        if of_messages || !sweep.is_over() {
+            last = Some(Instant::now());
+        }
         if let Some(archiver) = archiver.as_mut().filter(|_| of_messages) {
             let mut archived = Archived::default();
             let passed = archiver.pass(store.as_ref(), &retention, false, &mut archived, |_| ()).await;
@@ -221,7 +229,8 @@ impl Away {
                 tracing::info!("no message is removed before {} can be registered", named(&unknown));
             }
             Ok(_) => {}
-            Err(error) => self.store_failed(&error),
+            // Relays tell of a store that is away, and they need the same right.
+            Err(error) => tracing::debug!("retention does not know the routes: {error}"),
         }
     }
 

@@ -57,7 +57,8 @@ pub fn start(usual: &str) -> Telemetry {
     #[cfg(not(feature = "otlp"))]
     {
         registry.init();
-        if named {
+        let of_metrics = std::env::var_os("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT").is_some_and(|value| !value.is_empty());
+        if named || of_metrics {
             tracing::warn!(
                 "a collector is configured, but this program was built without the feature otlp: nothing is exported"
             );

@@ -62,7 +62,8 @@ impl ReceiveCounters {
     pub(crate) fn since(&self, before: &Self, took: Duration) -> Happened {
         let sum = |of: fn(&Self) -> u64| of(self).saturating_sub(of(before)) as usize;
         Happened::Handled {
-            done: sum(|all| all.applied + all.merged + all.ignored + all.late + all.unknown),
+            done: sum(|all| all.applied + all.unknown),
+            out_of_order: sum(|all| all.merged + all.ignored + all.late),
             duplicates: sum(|all| all.duplicates),
             kept: sum(|all| all.kept + all.early + all.retried),
             dead: sum(|all| all.dead),

@@ -381,7 +381,11 @@ impl<F: ConsumerStore> Desk<F> {
                 F::commit(tx).await?;
                 Ok(Err(Fate::Kept))
             }
-            Some(Admitted::Duplicate) | None => Ok(Err(Fate::Duplicate)),
+            Some(Admitted::Duplicate) | None => {
+                // What it repeats is as durable as this commit.
+                F::commit(tx).await?;
+                Ok(Err(Fate::Duplicate))
+            }
         }
     }
 
@@ -440,7 +444,10 @@ impl<F: ConsumerStore> Desk<F> {
                 return Ok(Fate::Kept);
             }
             Some(Admitted::New | Admitted::Behind) => {}
-            Some(Admitted::Duplicate) | None => return Ok(Fate::Duplicate),
+            Some(Admitted::Duplicate) | None => {
+                F::commit(tx).await?;
+                return Ok(Fate::Duplicate);
+            }
         }
         let keep = Keep::Claimed { owner: &shared.owner, lease: shared.lease };
         let claim = F::keep(&mut tx, &shared.consumer, std::slice::from_ref(message), keep).await?;
@@ -457,7 +464,10 @@ impl<F: ConsumerStore> Desk<F> {
         // It takes no place in its key: it never has an effect by itself.
         match F::admit(&mut tx, &shared.consumer, &[(message.id, None)]).await?.first() {
             Some(Admitted::New | Admitted::Behind) => {}
-            Some(Admitted::Duplicate) | None => return Ok(Kept::Duplicate),
+            Some(Admitted::Duplicate) | None => {
+                F::commit(tx).await?;
+                return Ok(Kept::Duplicate);
+            }
         }
         F::keep_dead(&mut tx, &shared.consumer, message, error).await?;
         F::commit(tx).await?;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use postroom::{
     Answer, Bound, Consumer, ConsumerStore, Happened, Live, MessageId, MessageSpan, Observed, Observer, Receipt,
@@ -220,11 +220,18 @@ impl<F: ConsumerStore> Receiver<F> {
     }
 }
 
+/// A waiting message that was handled.
+struct Handled {
+    kind: String,
+    written: Option<SystemTime>,
+    end: End,
+}
+
 /// What a task brought back, with the desk that it worked at, and how long it took.
 enum Done<F: ConsumerStore> {
     /// None: the batch failed as a whole.
     Batch(Desk<F>, Vec<Arrival>, Option<Vec<End>>, Duration),
-    Waiting(Desk<F>, String, End, Duration),
+    Waiting(Desk<F>, Handled, Duration),
     Taken(Desk<F>, usize, Result<Vec<Held<F>>, StoreError>),
     Renewed(Desk<F>),
 }
@@ -491,9 +498,9 @@ impl<F: ConsumerStore> Running<F> {
         self.working += 1;
         let began = Instant::now();
         self.jobs.spawn(async move {
-            let kind = held.waiting.message.kind.clone();
+            let (kind, written) = (held.waiting.message.kind.clone(), held.waiting.message.occurred_at);
             let end = desk.waiting(held).await;
-            Done::Waiting(desk, kind, end, began.elapsed())
+            Done::Waiting(desk, Handled { kind, written, end }, began.elapsed())
         });
     }
 
@@ -501,10 +508,13 @@ impl<F: ConsumerStore> Running<F> {
         self.observer.event(Observed::Inbox(self.shared.consumer.as_str()), event);
     }
 
-    fn handled(&mut self, ends: &[End], took: Duration) {
+    /// Tells what became of messages, each with the time at which it was written.
+    fn handled(&mut self, ends: &[(End, Option<SystemTime>)], took: Duration) {
         let before = self.counters;
-        ends.iter().for_each(|end| self.counters.count(*end));
+        ends.iter().for_each(|(end, _)| self.counters.count(*end));
         self.happened(&self.counters.since(&before, took));
+        let mut applied = ends.iter().filter(|(end, _)| end.fate == Fate::Applied).filter_map(|(_, written)| *written);
+        self.observer.through(Observed::Inbox(self.shared.consumer.as_str()), &mut applied);
     }
 
     fn show(&self) {
@@ -528,7 +538,8 @@ impl<F: ConsumerStore> Running<F> {
                 let mut failed = None;
                 match ends {
                     Some(ends) => {
-                        self.handled(&ends, took);
+                        let written = batch.iter().map(|arrival| arrival.received.message.occurred_at);
+                        self.handled(&ends.iter().copied().zip(written).collect::<Vec<_>>(), took);
                         for (arrival, end) in batch.iter().zip(ends) {
                             if end.fate == Fate::Refused {
                                 let kind = arrival.received.message.kind.clone();
@@ -548,11 +559,11 @@ impl<F: ConsumerStore> Running<F> {
                 self.queue.release(slots);
                 failed
             }
-            Done::Waiting(desk, kind, end, took) => {
+            Done::Waiting(desk, Handled { kind, written, end }, took) => {
                 self.desks.push(desk);
                 self.working -= 1;
                 self.alone = false;
-                self.handled(&[end], took);
+                self.handled(&[(end, written)], took);
                 // The next of its key may go now.
                 self.next_take = now;
                 (end.fate == Fate::Refused).then_some(ReceiverFailed::UnknownType(kind))

@@ -33,9 +33,14 @@ begin
     -- wait then. Looked at every five seconds, and at once when the clock is behind the last look.
     select c.at into looked from postroom.inbox_clocks c where c.consumer = inbox_take.consumer;
     if looked is null or looked not between moment - interval '5 seconds' and moment then
-        update postroom.inbox_messages m set due_at = moment + (m.due_at - m.waits_since), waits_since = moment
-         where m.consumer = inbox_take.consumer and m.state in ('ready', 'claimed', 'early') and m.due_at > moment
-           and m.waits_since > moment + interval '2 seconds';
+        -- What has no such time was written by an older program: the last look is as good. Whoever holds a row has just changed it.
+        update postroom.inbox_messages m
+           set due_at = moment + (m.due_at - coalesce(m.waits_since, looked)), waits_since = moment
+         where m.consumer = inbox_take.consumer and m.message_id in (
+               select w.message_id from postroom.inbox_messages w
+                where w.consumer = inbox_take.consumer and w.state in ('ready', 'claimed', 'early') and w.due_at > moment
+                  and coalesce(w.waits_since, looked) > moment + interval '2 seconds'
+                  for update skip locked);
         insert into postroom.inbox_clocks as c (consumer, at) values (inbox_take.consumer, moment)
             on conflict on constraint inbox_clocks_pkey do update set at = excluded.at;
     end if;
@@ -174,5 +179,41 @@ begin
          where m.consumer = inbox_fail.consumer and m.message_id = inbox_fail.message_id;
     end if;
     return dead;
+end
+$$;
+
+-- As before. A duplicate writes nothing, and a commit that wrote nothing waits for no standby; but what it repeats may be of a commit
+-- whose wait was cut short, which is visible here and not at the standby. A few bytes of log make the caller's commit wait for it.
+create or replace function postroom.inbox_admit(consumer text, message_id uuid) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    insert into postroom.inbox (consumer, message_id) values (inbox_admit.consumer, inbox_admit.message_id)
+        on conflict do nothing;
+    if found then
+        return true;
+    end if;
+    perform pg_logical_emit_message(true, 'postroom', ''::text);
+    return false;
+end
+$$;
+
+create or replace function postroom.inbox_admit_many(consumer text, message_ids uuid[]) returns setof uuid
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    new bigint;
+begin
+    return query
+    insert into postroom.inbox (consumer, message_id)
+    select inbox_admit_many.consumer, id from unnest(inbox_admit_many.message_ids) id order by id -- one order for all, so that none deadlock
+        on conflict do nothing
+    returning inbox.message_id;
+    get diagnostics new = row_count;
+    if new < cardinality(inbox_admit_many.message_ids) then
+        perform pg_logical_emit_message(true, 'postroom', ''::text);
+    end if;
 end
 $$;

@@ -91,8 +91,10 @@ pub enum Happened {
     },
     /// Received messages, or those that waited in the store, were handled.
     Handled {
-        /// Done, with an effect or, by choice, without one.
+        /// Done: they had their effect, or nobody handles their type and they are ignored by choice.
         done: usize,
+        /// Not newer than what was handled of their aggregate: ignored, merged, or given to the compensation.
+        out_of_order: usize,
         /// Messages that were already there.
         duplicates: usize,
         /// Kept in the store for later: behind others of their key, for an earlier version, or for another attempt.
@@ -111,7 +113,8 @@ pub trait Observer: Send + Sync {
     /// Something happened.
     fn event(&self, of: Observed<'_>, event: &Happened);
 
-    /// Messages of a batch got through: the broker has just confirmed them, or they have just been kept in the inbox. `written` are the
+    /// Messages of a batch got through: the broker has just confirmed them, they have just been kept in the inbox, or their effect has
+    /// just been committed. `written` are the
     /// times at which they were written, by the clock of the database in which they were written; messages without one are left out.
     fn through(&self, of: Observed<'_>, written: &mut dyn Iterator<Item = SystemTime>) {
         let _ = (of, written);

@@ -298,10 +298,25 @@ pub(super) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "a_duplicate_waits_for_no_standby",
+        breaks: "acks a duplicate of what only a primary that is about to be given up has",
+        package: "postroom-postgres",
+        test: &[
+            "--test",
+            "store",
+            "a_commit_waits_for_the_standby_whatever_the_database_has_set_and_so_does_that_of_a_duplicate",
+        ],
+        needs_bin: false,
+    },
+    Bug {
         name: "a_commit_believes_the_database",
         breaks: "acks what a standby lacks, when the database limits statements",
         package: "postroom-postgres",
-        test: &["--test", "store", "a_commit_waits_for_the_standby_whatever_the_database_has_set"],
+        test: &[
+            "--test",
+            "store",
+            "a_commit_waits_for_the_standby_whatever_the_database_has_set_and_so_does_that_of_a_duplicate",
+        ],
         needs_bin: false,
     },
 ];

@@ -1,14 +1,16 @@
 //! What a receiver tells while it runs.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use postroom::{Happened, Live, Observed, Observer};
 
 use crate::setup::{Running, as_told, broker, postgres, publish, receiver, told, until};
 
-/// Adds up what it hears: done, duplicates, kept, dead, given up.
+/// Adds up what it hears: done, duplicates, kept, dead, given up; and of how many effects it hears when their message was written.
 #[derive(Default)]
-struct Sums(Mutex<[usize; 5]>);
+struct Sums(Mutex<[usize; 5]>, AtomicUsize);
 
 impl Observer for Sums {
     fn event(&self, of: Observed<'_>, event: &Happened) {
@@ -19,6 +21,10 @@ impl Observer for Sums {
             sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
         }
     }
+
+    fn through(&self, _: Observed<'_>, written: &mut dyn Iterator<Item = SystemTime>) {
+        self.1.fetch_add(written.count(), Ordering::Relaxed);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -28,6 +34,7 @@ async fn events_add_up_to_the_counters_and_the_snapshot_is_of_now() {
     let broker = broker();
     let mut messages: Vec<_> = (0..200).map(|n| told(&format!("k{n}"), "fine")).collect();
     messages.extend([told("a", "fail twice"), told("a", "behind"), told("b", "reject"), told("c", "hang")]);
+    messages.iter_mut().for_each(|message| message.occurred_at = Some(SystemTime::now()));
     publish(&broker, messages.clone()).await;
     publish(&broker, messages[..50].to_vec()).await;
     let (sums, live) = (Arc::new(Sums::default()), Live::new());
@@ -44,6 +51,7 @@ async fn events_add_up_to_the_counters_and_the_snapshot_is_of_now() {
     let counters = running.stop().await;
     let [done, duplicates, kept, dead, given_up] = sums.0.lock().unwrap().map(|sum| sum as u64);
     assert_eq!((done, done), (counters.applied, 202));
+    assert_eq!(sums.1.load(Ordering::Relaxed), 202, "each effect is told with the time of its message");
     assert_eq!((duplicates, dead), (counters.duplicates, counters.dead));
     assert_eq!(kept, counters.kept + counters.retried, "{counters:?}");
     assert!(duplicates >= 50 && dead == 1 && kept >= 3, "{counters:?}");

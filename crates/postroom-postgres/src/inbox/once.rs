@@ -42,10 +42,11 @@ impl Postgres {
         let admission = self.admit(&mut tx, consumer, id).await?;
         if admission == Admission::New {
             effect(&mut tx).await.map_err(effect_error)?;
-            // An effect that swallowed a database error left the transaction aborted, and the server answers COMMIT
-            // with a silent rollback. This statement fails there instead.
-            tx.batch_execute("select 1").await.map_err(store("apply the effect: its transaction is aborted"))?;
         }
+        // An effect that swallowed a database error left the transaction aborted, and the server answers COMMIT
+        // with a silent rollback. This fails there instead.
+        let surely = tx.batch_execute(include_str!("sql/commit_surely.sql")).await;
+        surely.map_err(store("apply the effect: its transaction is aborted"))?;
         tx.commit().await.map_err(store("commit the effect"))?;
         Ok(admission)
     }

@@ -118,8 +118,10 @@ impl Driver for SqlxPostgres {
 
 async fn commit(mut tx: Transaction<'_, sqlx::Postgres>) -> Result<(), StoreError> {
     // An aborted transaction answers COMMIT with a silent rollback; this statement fails there instead.
-    let looked = sqlx::query(include_str!("sql/commit_surely.sql")).execute(&mut *tx).await;
-    looked.map_err(|error| store_error("apply the effect: its transaction is aborted", error))?;
+    for statement in include_str!("sql/commit_surely.sql").split(";\n") {
+        let done = sqlx::query(statement).execute(&mut *tx).await;
+        done.map_err(|error| store_error("apply the effect: its transaction is aborted", error))?;
+    }
     tx.commit().await.map_err(|error| store_error("commit the effect", error))
 }
 

@@ -27,19 +27,33 @@ pub(crate) async fn messages(connector: &Connector, filter: &MessageFilter, limi
     let (newer, older) = (newer_than.map(|age| age.as_secs_f64()), older_than.map(|age| age.as_secs_f64()));
     // One more than asked for tells whether there are more.
     let more = limit.saturating_add(1);
-    let rows = tx
-        .query(include_str!("sql/messages.sql"), &[route, topic, key, &place, &newer, &older, &more, &ROWS_MAX])
-        .await
-        .map_err(failed)?;
-    let mut listed = Listed { messages: Vec::new(), cut: false };
-    for row in &rows {
-        if row.try_get::<_, bool>(8).map_err(failed)? {
-            listed.cut = true;
+    // As many rows of each lane as could all be on the list; more, when too few of them match.
+    let mut share = more.max(100);
+    let mut listed = loop {
+        let rows = tx
+            .query(
+                include_str!("sql/messages.sql"),
+                &[route, topic, key, &place, &newer, &older, &more, &share, &ROWS_MAX],
+            )
+            .await
+            .map_err(failed)?;
+        let (mut listed, mut whole_to) = (Listed { messages: Vec::new(), cut: false }, None);
+        for row in &rows {
+            if row.try_get::<_, bool>(8).map_err(failed)? {
+                listed.cut = true;
+                whole_to = row.try_get::<_, Option<f64>>(9).map_err(failed)?;
+            }
+            if row.try_get::<_, Option<uuid::Uuid>>(1).map_err(failed)?.is_some() {
+                listed.messages.push(one(row).map_err(|source| StoreError::Refused { what: WHAT, source })?);
+            }
         }
-        if row.try_get::<_, Option<uuid::Uuid>>(1).map_err(failed)?.is_some() {
-            listed.messages.push(one(row).map_err(|source| StoreError::Refused { what: WHAT, source })?);
+        let last = listed.messages.last().filter(|_| listed.messages.len() as i64 > limit);
+        let enough = last.is_some_and(|last| whole_to.is_some_and(|age| last.age_seconds <= age));
+        if !listed.cut || enough || share >= ROWS_MAX {
+            break listed;
         }
-    }
+        share = share.saturating_mul(8).min(ROWS_MAX);
+    };
     if listed.messages.len() as i64 > limit {
         listed.messages.truncate(limit.max(0) as usize);
         listed.cut = true;

@@ -51,6 +51,8 @@ const WHAT_RETENTION_NEEDS: &str = "
     execute function postroom.retain_dead(interval, integer)
     execute function postroom.retain_inbox(interval, integer)
     execute function postroom.retain_audit(interval, integer)
+    select table postroom.routes
+    select table postroom.route_revisions
     select table postroom.settings";
 
 const WHAT_METRICS_NEED: &str = "

@@ -1,6 +1,6 @@
 //! What people are told of messages is what is known of them.
 
-use postroom::{Deed, Operator, Place, Route, RouteChange, Source, StartAt, TopicFilter};
+use postroom::{Deed, MessageFilter, Operator, Place, Route, RouteChange, Source, StartAt, TopicFilter};
 
 use crate::setup::{drain, enqueue, prepared, route, source_of, store};
 
@@ -62,4 +62,34 @@ async fn why_does_not_deny_what_a_forgotten_route_of_that_name_sent() {
     let told = store(&database).whereabouts(sent).await.unwrap().remove(0);
     assert_eq!(told.state, Place::Passed, "{:?}", told.because);
     assert!(told.because[0].contains("ann") && told.because[0].contains("may have sent it"), "{:?}", told.because);
+}
+
+#[tokio::test]
+async fn the_list_has_the_newest_messages_also_when_one_key_has_most_of_them_and_finds_rare_ones_far_back() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let write = "select postroom.enqueue($1, 'k', 'x'::text, key => $2 || case when $3 then n::text else '' end)
+                   from generate_series(1, $4) n";
+    for (topic, key, own, count) in [
+        ("rare", "r", false, 1),
+        ("orders", "cold", true, 500),
+        ("orders", "hot", false, 2500),
+        ("orders", "cold", true, 30),
+        ("orders", "hot", false, 60),
+        ("orders", "warm", true, 20),
+    ] {
+        client.execute(write, &[&topic, &key, &own, &count]).await.unwrap();
+    }
+    let newest = "select id from postroom.outbox order by occurred_at desc, id desc limit 300";
+    let newest: Vec<String> =
+        client.query(newest, &[]).await.unwrap().iter().map(|row| row.get::<_, uuid::Uuid>(0).to_string()).collect();
+    for limit in [1, 50, 100, 300] {
+        let listed = store(&database).messages(&MessageFilter::default(), limit).await.unwrap();
+        let ids: Vec<&str> = listed.messages.iter().map(|message| message.id.as_str()).collect();
+        assert!(listed.cut);
+        assert_eq!(ids, newest[..limit as usize], "{limit}");
+    }
+    let rare = MessageFilter { topic: Some("rare".to_owned()), ..MessageFilter::default() };
+    let listed = store(&database).messages(&rare, 10).await.unwrap();
+    assert_eq!((listed.messages.len(), listed.cut), (1, false));
 }

@@ -288,7 +288,7 @@ impl Meter {
         );
         r.register_with_unit(
             "receive_latency",
-            "Age of a message, since it was written, when it was kept in the inbox; by two clocks, and as exact as the broker's timestamp",
+            "Age of a message, since it was written, when it was kept in the inbox or its effect was committed; by two clocks, and as exact as the broker's timestamp",
             Unit::Seconds,
             self.effect.clone(),
         );
@@ -356,9 +356,10 @@ impl Meter {
             Happened::Kept { kept, duplicates, dead, took } => {
                 (&[("kept", *kept), ("duplicate", *duplicates), ("dead", *dead)], took)
             }
-            Happened::Handled { done, duplicates, kept, dead, given_up, took } => (
+            Happened::Handled { done, out_of_order, duplicates, kept, dead, given_up, took } => (
                 &[
                     ("done", *done),
+                    ("out_of_order", *out_of_order),
                     ("duplicate", *duplicates),
                     ("kept", *kept),
                     ("dead", *dead),

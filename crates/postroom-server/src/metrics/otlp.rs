@@ -193,7 +193,8 @@ impl Sample {
                 inside = after.get(1..)?;
             }
         }
-        let value = number(rest.split_whitespace().next()?)?;
+        // JSON has no other numbers.
+        let value = number(rest.split_whitespace().next()?).filter(|value| value.is_finite())?;
         Some(Self { name: name.to_owned(), labels, value })
     }
 }

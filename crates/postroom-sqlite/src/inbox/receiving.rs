@@ -74,16 +74,19 @@ fn keep(
 /// What was noted with a clock that was ahead waits from now on, no longer than it was to wait then. Looked at every five
 /// seconds, and at once when the clock is behind the last look.
 fn shorten_waits_of_a_clock_that_was_ahead(tx: &Connection, consumer: &Consumer) -> Result<(), rusqlite::Error> {
-    let sql = format!("select {NOW} - at_ms from postroom_inbox_clocks where consumer = ?1");
-    let passed: Option<i64> = tx.prepare_cached(&sql)?.query_row([consumer.as_str()], |row| row.get(0)).optional()?;
-    if passed.is_some_and(|passed| (0..=5000).contains(&passed)) {
+    let sql = format!("select {NOW} - at_ms, at_ms from postroom_inbox_clocks where consumer = ?1");
+    let looked: Option<(i64, i64)> =
+        tx.prepare_cached(&sql)?.query_row([consumer.as_str()], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    if looked.is_some_and(|(passed, _)| (0..=5000).contains(&passed)) {
         return Ok(());
     }
+    // What has no such time was written by an older program: the last look is as good.
     let shorten = format!(
-        "update postroom_inbox_messages set due_ms = {NOW} + (due_ms - waits_since_ms), waits_since_ms = {NOW}
-          where consumer = ?1 and due_ms > {NOW} and waits_since_ms > {NOW} + 2000"
+        "update postroom_inbox_messages
+            set due_ms = {NOW} + (due_ms - coalesce(waits_since_ms, ?2)), waits_since_ms = {NOW}
+          where consumer = ?1 and due_ms > {NOW} and coalesce(waits_since_ms, ?2) > {NOW} + 2000"
     );
-    tx.execute(&shorten, [consumer.as_str()])?;
+    tx.execute(&shorten, params![consumer.as_str(), looked.map(|(_, at)| at)])?;
     let looked = format!(
         "insert into postroom_inbox_clocks values (?1, {NOW}) on conflict (consumer) do update set at_ms = excluded.at_ms"
     );

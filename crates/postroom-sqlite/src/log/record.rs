@@ -99,7 +99,7 @@ fn unpark(tx: &Transaction<'_>, route: &str, seq: i64) -> Result<(), rusqlite::E
 /// The first message left of a key becomes its head, so that it can be claimed.
 pub(crate) fn promote(tx: &Transaction<'_>, route: &str, key: &str) -> Result<(), rusqlite::Error> {
     let sql = format!(
-        "update postroom_parked set state = 'retry', due_ms = {NOW}
+        "update postroom_parked set state = 'retry', due_ms = {NOW}, waits_since_ms = {NOW}
           where route = ?1 and state = 'queued'
             and seq = (select min(seq) from postroom_parked
                         where route = ?1 and ordering_key = ?2 and state <> 'scheduled')"

@@ -115,9 +115,9 @@ fn act(
         let key = key.as_ref().filter(|_| stored.is_some_and(|key| key.whole));
         if what == DeadDeed::Retry {
             let sql = format!(
-                "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, last_error, history, {COPIED})
+                "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, waits_since_ms, last_error, history, {COPIED})
                  select route, seq, 0, coalesce(key, aggregate_id),
-                        case when ?3 is null then 'retry' else 'queued' end, 0, {NOW}, error, history, {COPIED}
+                        case when ?3 is null then 'retry' else 'queued' end, 0, {NOW}, {NOW}, error, history, {COPIED}
                    from postroom_dead_letters where route = ?1 and seq = ?2
                      on conflict (route, seq) do nothing"
             );

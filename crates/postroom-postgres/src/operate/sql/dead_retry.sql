@@ -11,11 +11,11 @@ freed as (
      using unnest($1::text[], $2::bigint[]) as c (route, seq)
      where b.route = c.route and b.seq = c.seq
 )
-insert into postroom.parked (route, seq, lane, ordering_key, state, attempts, due_at, last_error, history, id, topic, type, payload,
+insert into postroom.parked (route, seq, lane, ordering_key, state, attempts, due_at, waits_since, last_error, history, id, topic, type, payload,
                              key, routing_key, content_type, headers, tenant_id, aggregate_type, aggregate_id,
                              aggregate_version, occurred_at)
 select route, seq, lane, coalesce(key, aggregate_id), case when coalesce(key, aggregate_id) is null then 'retry' else 'queued' end,
-       0, clock_timestamp(), error, history, id, topic, type, payload, key, routing_key, content_type, headers, tenant_id,
+       0, clock_timestamp(), clock_timestamp(), error, history, id, topic, type, payload, key, routing_key, content_type, headers, tenant_id,
        aggregate_type, aggregate_id, aggregate_version, occurred_at
   from gone
     on conflict (route, seq) do nothing

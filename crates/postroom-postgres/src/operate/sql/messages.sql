@@ -1,8 +1,9 @@
 -- Messages by filter, newest first, one row for each route that takes them, or one without a route if none does. $1 route, $2 topic, $3 key, $4 place, $5 newer than and
--- $6 older than so many seconds; null: any. $7 limit. $8 rows of the outbox are looked at, the newest, over all lanes or, where a key
--- is given, in its lane. The first row has no message and says whether that cut the list.
+-- $6 older than so many seconds; null: any. $7 limit. $8 rows of each lane of the outbox are looked at, the newest, but not more than $9
+-- over all lanes; where a key is given, in its lane alone. The first row has no message and says whether that left rows out, and
+-- the age to which the list has everything all the same.
 with lanes as (
-    select n::smallint as lane, $8::bigint / count(*) over () as share
+    select n::smallint as lane, least($8::bigint, $9::bigint / count(*) over ()) as share
       from postroom.settings s cross join generate_series(0, s.lanes - 1) n
      where $3::text is null or n = abs(hashtextextended($3, 0) % s.lanes)
 ),
@@ -55,7 +56,11 @@ matching as (
 )
 select null::text, null::uuid, null::text, null::text, null::text, null::text, null::bigint, null::float8,
        coalesce($4::text, 'waiting') in ('waiting', 'done', 'unrouted')
-       and coalesce((select bool_or(c.rows >= c.share) from (select count(*) as rows, min(share) as share from looked group by lane) c), false)
+       and exists (select from looked group by lane having count(*) >= min(share)),
+       -- Where a lane was cut: the newest of the first rows there, since one of them may say that it is older than it is.
+       (select extract(epoch from statement_timestamp() - max(k.occurred_at))::float8
+          from looked k join (select lane, min(seq) as seq from looked group by lane having count(*) >= min(share)) c
+            on c.lane = k.lane and k.seq < c.seq + 500)
 union all
-(select m.name, m.id, m.state, m.topic, m.type, m.key, m.attempts, extract(epoch from clock_timestamp() - m.occurred_at)::float8, false
+(select m.name, m.id, m.state, m.topic, m.type, m.key, m.attempts, extract(epoch from statement_timestamp() - m.occurred_at)::float8, false, null::float8
    from matching m order by m.occurred_at desc, m.id desc, m.name limit $7)

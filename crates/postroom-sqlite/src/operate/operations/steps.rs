@@ -90,7 +90,7 @@ fn due(connection: &mut Connection) -> Result<Vec<Due>, rusqlite::Error> {
             rate: row.get(14)?,
             released: row.get(15)?,
             read_all: row.get(16)?,
-            waits_since_ms: row.get(17)?,
+            since_ms: row.get(17)?,
         };
         Ok((due, standing))
     };
@@ -124,7 +124,7 @@ struct Standing {
     rate: Option<i64>,
     released: i64,
     read_all: bool,
-    waits_since_ms: i64,
+    since_ms: i64,
 }
 
 /// Takes what has an outcome off the watched ones, and counts it.
@@ -204,7 +204,7 @@ fn moved_on(tx: &Transaction<'_>, due: &Due, standing: &Standing) -> Result<Opti
         }
     } else if let Some(rate) = standing.rate {
         // A pause is not caught up with.
-        may = rate.saturating_mul(standing.waits_since_ms.clamp(0, 1000)) / 1000;
+        may = rate.saturating_mul(standing.since_ms.clamp(0, 1000)) / 1000;
     }
     let may = may.min(GIVEN_MAX).min(PENDING_MAX - pending);
     Ok((may > 0).then_some(may))
@@ -294,8 +294,8 @@ fn replay(tx: &Transaction<'_>, due: &Due, candidate: &Candidate) -> Result<Opti
     let copied = rest.replace("headers", headers);
     // Looked at again: it was ready before this transaction began.
     let sql = format!(
-        "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, id, {rest})
-         select ?1, seq, 0, ?3, case when ?3 is null then 'retry' else 'queued' end, 0, {NOW}, ?4, {copied}
+        "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, waits_since_ms, id, {rest})
+         select ?1, seq, 0, ?3, case when ?3 is null then 'retry' else 'queued' end, 0, {NOW}, {NOW}, ?4, {copied}
            from postroom_outbox o
           where o.seq = ?2 and o.seq <= coalesce((select l.position_seq from postroom_lanes l where l.route = ?1), 0)
             and not exists (select 1 from postroom_dead_letters d where d.route = ?1 and d.seq = o.seq)
@@ -315,9 +315,9 @@ fn retry(tx: &Transaction<'_>, due: &Due, candidate: &Candidate) -> Result<Optio
     let sql = "select coalesce(key, aggregate_id) from postroom_dead_letters where route = ?1 and seq = ?2";
     let key = whole_key(tx, sql, &due.route, seq)?;
     let sql = format!(
-        "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, last_error, history, {COPIED})
+        "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_ms, waits_since_ms, last_error, history, {COPIED})
          select route, seq, 0, coalesce(key, aggregate_id),
-                case when ?3 is null then 'retry' else 'queued' end, 0, {NOW}, error, history, {COPIED}
+                case when ?3 is null then 'retry' else 'queued' end, 0, {NOW}, {NOW}, error, history, {COPIED}
            from postroom_dead_letters where route = ?1 and seq = ?2
              on conflict (route, seq) do nothing"
     );
