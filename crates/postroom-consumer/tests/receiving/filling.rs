@@ -14,6 +14,7 @@ use postroom_consumer::{FillCounters, Filler};
 use postroom_postgres::{Connector, Postgres, PostgresSession, SqlxPostgres, SqlxSession};
 use postroom_sqlite::{Sqlite, SqliteSession};
 use postroom_testkit::postgres::Database;
+use postroom_testkit::services::PostgresServer;
 use postroom_testkit::surroundings;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -257,27 +258,23 @@ async fn of_two_fillers_one_is_subscribed_and_the_other_takes_over_when_it_stops
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_while_the_inbox_is_being_taken_gives_it_back() {
-    let (database, broker) = (postgres().await, broker());
-    let client = database.connect().await;
-    // The taking's commit waits for a lock that the test holds.
-    let slow = "create function public.wait_for_the_test() returns trigger language plpgsql as
-                  $$ begin perform pg_advisory_xact_lock(7); return null; end $$;
-                create constraint trigger slow after insert on postroom.inbox_fillers deferrable initially deferred
-                  for each row execute function public.wait_for_the_test();
-                select pg_advisory_lock(7)";
-    client.batch_execute(slow).await.unwrap();
+    let server = PostgresServer::start(&surroundings::scratch("taking").join("postgres")).unwrap();
+    let database = Database::create_on(&server.url("postgres")).await;
+    postroom_postgres::migrate(&Connector::new(database.url()).unwrap(), 4).await.unwrap();
+    let broker = broker();
+    // The taking's commit waits for a standby that is not there.
+    server.sql("alter system set synchronous_standby_names = 'nobody'").unwrap();
+    server.sql("select pg_reload_conf()").unwrap();
     let filling = Filling::on(&database, &broker, "one");
     let observer = database.connect().await;
-    let commits = "select count(*) > 0 from pg_stat_activity
-                    where wait_event = 'advisory' and query ilike 'commit%' and datname = current_database()";
+    let commits = "select count(*) > 0 from pg_stat_activity where wait_event = 'SyncRep'";
     until(&observer, commits).await;
     filling.stop.send(true).unwrap();
     // A filler that leaves without an answer does it now.
     tokio::time::sleep(Duration::from_millis(200)).await;
-    client.batch_execute("select pg_advisory_unlock(7)").await.unwrap();
+    server.forget_standby().unwrap();
     filling.task.await.unwrap();
-    until(&observer, "select count(*) = 0 from pg_stat_activity where query ilike 'commit%' and state = 'active'")
-        .await;
+    until(&observer, "select count(*) = 0 from pg_stat_activity where wait_event = 'SyncRep'").await;
     until(&observer, "select count(*) = 1 from postroom.inbox_fillers").await;
     let owner: Option<String> =
         observer.query_one("select owner from postroom.inbox_fillers", &[]).await.unwrap().get(0);

@@ -19,7 +19,12 @@ impl<'t> Inbox<Transaction<'t>> for Postgres {
             .execute(include_str!("sql/admit.sql"), &[&consumer.as_str(), id.as_uuid()])
             .await
             .map_err(|error| store_error("claim a message in the inbox", error))?;
-        Ok(if claimed == 1 { Admission::New } else { Admission::Duplicate })
+        if claimed == 1 {
+            return Ok(Admission::New);
+        }
+        let noted = tx.execute(include_str!("sql/duplicate_found.sql"), &[]).await;
+        noted.map_err(|error| store_error("claim a message in the inbox", error))?;
+        Ok(Admission::Duplicate)
     }
 }
 

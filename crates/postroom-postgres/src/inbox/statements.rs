@@ -39,7 +39,11 @@ pub(crate) async fn admit<D: Driver>(
             Admitted::New
         }
     };
-    Ok(arrivals.iter().map(admitted).collect())
+    let admitted: Vec<Admitted> = arrivals.iter().map(admitted).collect();
+    if admitted.contains(&Admitted::Duplicate) {
+        D::rows(tx, Asked { what: WHAT, sql: include_str!("sql/duplicate_found.sql"), values: &[] }).await?;
+    }
+    Ok(admitted)
 }
 
 pub(crate) async fn keep<D: Driver>(

@@ -55,7 +55,12 @@ impl<'t> Inbox<Transaction<'t, sqlx::Postgres>> for Postgres {
             .execute(&mut **tx)
             .await
             .map_err(|source| StoreError::Refused { what: "claim a message in the inbox", source: source.into() })?;
-        Ok(if claimed.rows_affected() == 1 { Admission::New } else { Admission::Duplicate })
+        if claimed.rows_affected() == 1 {
+            return Ok(Admission::New);
+        }
+        let noted = sqlx::query(include_str!("../inbox/sql/duplicate_found.sql")).execute(&mut **tx).await;
+        noted.map_err(|source| StoreError::Refused { what: "claim a message in the inbox", source: source.into() })?;
+        Ok(Admission::Duplicate)
     }
 }
 
