@@ -116,6 +116,9 @@ fn routes_of(store: &StoreArgs) -> Vec<String> {
 
 /// Those of the routes that the store does not know. It keeps nothing for them.
 async fn unregistered(store: &dyn Store, routes: &[String]) -> Result<Vec<String>, StoreError> {
+    if routes.is_empty() {
+        return Ok(Vec::new());
+    }
     let known = store.routes().await?;
     let unknown = routes.iter().filter(|name| !known.iter().any(|known| known.route == **name));
     Ok(unknown.cloned().collect())
@@ -220,6 +223,7 @@ struct Away {
     store: bool,
     archive: bool,
     routes: bool,
+    refused: bool,
 }
 
 impl Away {
@@ -228,9 +232,14 @@ impl Away {
             Ok(unknown) if !std::mem::replace(&mut self.routes, true) => {
                 tracing::info!("no message is removed before {} can be registered", named(&unknown));
             }
-            Ok(_) => {}
-            // Relays tell of a store that is away, and they need the same right.
-            Err(error) => tracing::debug!("retention does not know the routes: {error}"),
+            // A store that is away is told by the relays.
+            Err(error) if !error.is_transient() && !std::mem::replace(&mut self.refused, true) => {
+                tracing::error!(
+                    "no message is removed, because the routes cannot be read: {}; `postroom check` names missing rights",
+                    Failure::of(exit::FAILURE, &error).text
+                );
+            }
+            _ => {}
         }
     }
 
