@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use postroom::{Answer, Arrival, Bound, BoxError, Message, MessageId, Operator, Outbox, ShownOperation, Subscription};
+use postroom::{
+    Answer, Arrival, Bound, BoxError, Message, MessageId, OperationState, Operator, Outbox, ShownOperation,
+    Subscription,
+};
 use postroom_brokers::rabbitmq::{Binding, RabbitmqSubscription, RabbitmqSubscriptionOptions};
 use postroom_postgres::Postgres;
 use postroom_testkit::postgres::Database;
@@ -40,19 +43,28 @@ impl Relay {
         let program = std::env::current_exe()?.with_file_name("postroom");
         let log = std::fs::File::options().create(true).append(true).open(config.with_file_name("relay.log"))?;
         let mut run = Command::new(program);
-        Ok(run.args(["run", "--config"]).arg(config).stdout(Stdio::null()).stderr(log).spawn()?)
+        // It rejects variables of ours that it does not know.
+        Ok(run.env_clear().args(["run", "--config"]).arg(config).stdout(Stdio::null()).stderr(log).spawn()?)
     }
 
-    fn look(&mut self) {
+    fn look(&mut self) -> Result<(), BoxError> {
+        if let Some(status) = self.process.try_wait()? {
+            return Err(format!(
+                "the relay ended ({status}): see {}",
+                self.config.with_file_name("relay.log").display()
+            )
+            .into());
+        }
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap_or_default();
         let line = text.lines().find(|line| line.starts_with("VmHWM:")).unwrap_or_default();
         let kib = line.split_whitespace().nth(1).and_then(|kib| kib.parse::<f64>().ok()).unwrap_or_default();
         self.memory = self.memory.max(kib / 1024.0);
+        Ok(())
     }
 
     /// As `kill -9` does, and at once another one.
     fn kill_and_start(&mut self) -> Result<(), BoxError> {
-        self.look();
+        self.look()?;
         self.process.kill()?;
         self.process.wait()?;
         self.process = Self::run(&self.config)?;
@@ -100,6 +112,7 @@ pub async fn beside_new_traffic(report: &mut Report, messages: usize, rate: u32)
     let mut relay = Relay::start(config.clone())?;
     let held = "select count(*) > 0 from postroom.lanes where owner is not null";
     while !client.query_one(held, &[]).await?.get::<_, bool>(0) {
+        relay.look()?;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let stop = Arc::new(AtomicBool::new(false));
@@ -126,7 +139,7 @@ pub async fn beside_new_traffic(report: &mut Report, messages: usize, rate: u32)
         let mut latency = None;
         tokio::select! {
             Some((id, at)) = commits.recv() => match early.remove(&id) {
-                Some(seen) => latency = Some(seen.saturating_duration_since(at)),
+                Some(seen) => { new += 1; latency = Some(seen.saturating_duration_since(at)); }
                 None => { open.insert(id, at); }
             },
             Some(came) = coming.recv() => match came {
@@ -146,7 +159,7 @@ pub async fn beside_new_traffic(report: &mut Report, messages: usize, rate: u32)
             },
             Some(ended) = tasks.join_next() => ended??,
             _ = ticks.tick() => {
-                relay.look();
+                relay.look()?;
                 if operation.is_none() && began.elapsed() > BASELINE {
                     operation = Some((begin(&database, rate).await?, Instant::now()));
                 }
@@ -158,8 +171,7 @@ pub async fn beside_new_traffic(report: &mut Report, messages: usize, rate: u32)
                         relay.kill_and_start()?;
                         kills += 1;
                     }
-                    let is_over = found.lasted_seconds > 0.0 && found.read_all && found.pending == 0;
-                    if is_over {
+                    if found.state == OperationState::Done {
                         over = Some(Instant::now());
                         stop.store(true, Ordering::Relaxed);
                     }
@@ -227,11 +239,11 @@ async fn begin(database: &Database, rate: u32) -> Result<String, BoxError> {
     let began = tokio::task::spawn_blocking(move || {
         let arguments =
             ["replay", "--json", "--type", "order.placed", "--rate", &rate, "--reason", "a benchmark", "--store", &url];
-        Command::new(program).args(arguments).output()
+        Command::new(program).env_clear().args(arguments).output()
     });
     let output = began.await??;
     let said: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    let id = said.pointer("/operation/id").or_else(|| said.get("id")).and_then(|id| id.as_str());
+    let id = said.get("operation").and_then(|id| id.as_str());
     Ok(id.ok_or_else(|| format!("no operation began: {said} {}", String::from_utf8_lossy(&output.stderr)))?.to_owned())
 }
 

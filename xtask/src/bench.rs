@@ -5,6 +5,7 @@ use std::process::{Command, ExitCode};
 use crate::failure::Failure;
 use crate::held::Held;
 use crate::packages;
+use crate::services::Scratch;
 use crate::steps::step;
 use crate::test::{exit_code, passed_on, start_services};
 use crate::workspace::Workspace;
@@ -19,13 +20,16 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
         cargo.args(["build", "--release", "-p", "postroom-bench", "-p", "postroom-cli"]);
         if held.run(&mut cargo)?.success() { Ok(()) } else { Err(Failure::work("the build failed, see above")) }
     })?;
+    let scratch = Scratch::create(&workspace)?;
     let measured = start_services(&workspace, &held).and_then(|environment| {
         step("bench", || {
             let mut bench = Command::new(workspace.built("release", "postroom-bench"));
-            bench.envs(environment).args(extra);
+            bench.envs(environment).env("POSTROOM_TEST_DIR", &scratch.0).args(extra);
             Ok(held.run(&mut bench)?)
         })
     });
     held.let_go();
-    Ok(exit_code(measured?))
+    let measured = measured?;
+    scratch.close(measured.success());
+    Ok(exit_code(measured))
 }
