@@ -74,6 +74,13 @@ pub(super) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "a_claim_believes_that_the_table_is_empty",
+        breaks: "reads all parked messages once for each, after statistics of an empty table",
+        package: "postroom-postgres",
+        test: &["--test", "store", "statistics_of_an_empty_table_do_not_make_claims_of_parked_messages_quadratic"],
+        needs_bin: false,
+    },
+    Bug {
         name: "nobody_becomes_the_head",
         breaks: "leaves a key without a head when the one before is through",
         package: "postroom-postgres",

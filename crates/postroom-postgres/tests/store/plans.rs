@@ -287,3 +287,49 @@ async fn taking_from_an_inbox_passes_over_none_that_are_not_due() {
     println!("buffers of a take beside 300,000 deleted rows under a held snapshot: {cost}");
     assert!(cost < 200, "{cost}");
 }
+
+#[tokio::test]
+async fn statistics_of_an_empty_table_do_not_make_claims_of_parked_messages_quadratic() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    drop(source(&database, "relay").await);
+    let park = "insert into postroom.parked (route, seq, lane, ordering_key, state, due_at, id, topic, type, payload, content_type, occurred_at)
+                select $1, n, n % 16, 'key-' || n % 1500, case when n <= $3 - 500 then 'retry' else 'queued' end, now(), gen_random_uuid(), 't', 'k', '', 'x', now()
+                  from generate_series($2::int, $3::int) n";
+    // As in the middle of a long replay: the table was emptied, looked at, and filled again.
+    client.batch_execute("alter table postroom.parked set (autovacuum_enabled = false)").await.unwrap();
+    client.execute(park, &[&ROUTE, &1, &40_000]).await.unwrap();
+    client.execute("delete from postroom.parked", &[]).await.unwrap();
+    client.batch_execute("vacuum (truncate off, analyze) postroom.parked").await.unwrap();
+    client.execute(park, &[&ROUTE, &50_001, &54_000]).await.unwrap();
+    let empty = "select reltuples = 0 and relpages > 0 from pg_class where oid = 'postroom.parked'::regclass";
+    assert!(client.query_one(empty, &[]).await.unwrap().get::<_, bool>(0));
+
+    client
+        .batch_execute("set enable_seqscan = off; set jit = off; set plan_cache_mode = force_generic_plan")
+        .await
+        .unwrap();
+    client.batch_execute(include_str!("../../src/log/sql/one_index.sql")).await.unwrap();
+    let lanes: Vec<i16> = (0..16).collect();
+    let (in_hand, heads, followers, bytes) = (Vec::<i64>::new(), 500_i64, 200_i64, 64_i64 << 20);
+    let parameters: [&(dyn ToSql + Sync); 6] = [&ROUTE, &lanes, &in_hand, &heads, &followers, &bytes];
+    let sql = include_str!("../../src/log/sql/claim_parked.sql");
+    let explain = format!("explain (format json) {sql}");
+    let plan = client.query_one(&explain, &parameters).await.unwrap().get::<_, Value>(0)[0]["Plan"].clone();
+    let mut conditions = Vec::new();
+    index_conditions(&plan, &mut conditions);
+    println!("{conditions:#?}");
+    assert_eq!(conditions.len(), 8);
+    for condition in &conditions {
+        assert!(["due_at", "ordering_key", "seq ="].iter().any(|narrow| condition.contains(narrow)), "{condition}");
+    }
+    assert_eq!(client.query(sql, &parameters).await.unwrap().len(), 500);
+}
+
+/// What each index is asked for.
+fn index_conditions(plan: &Value, found: &mut Vec<String>) {
+    if plan.get("Relation Name").is_some() {
+        found.push(format!("{} {}", plan["Index Name"], plan["Index Cond"]));
+    }
+    plan["Plans"].as_array().into_iter().flatten().for_each(|child| index_conditions(child, found));
+}

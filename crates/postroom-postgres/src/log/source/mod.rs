@@ -372,7 +372,14 @@ impl LogSource {
                 let statement = session.prepared(include_str!("../sql/claim_parked.sql")).await?;
                 let followers = FOLLOWERS_MAX.min(heads);
                 let route = &self.route.name;
-                session.client.query(&statement, &[route, &lanes, &in_hand, &heads, &followers, &bytes]).await
+                let client = &session.client;
+                // Sent together, done in this order.
+                let parameters: [&(dyn ToSql + Sync); 6] = [route, &lanes, &in_hand, &heads, &followers, &bytes];
+                let begin = client.batch_execute(include_str!("../sql/one_index.sql"));
+                let rows = client.query(&statement, &parameters);
+                let end = client.batch_execute("commit");
+                let ((), rows, ()) = tokio::try_join!(biased; begin, rows, end)?;
+                Ok(rows)
             })
             .await?;
         crash_point("claim.parked");
