@@ -209,6 +209,18 @@ impl Cell {
                     hit = self.relays[0].die_at(&self.rig, place, 1, Duration::from_secs(5));
                 }
                 if !hit {
+                    // Whether there was anything to do, and what held it up.
+                    let stands = "select format('%s in the outbox, lanes held %s, parked %s, suspects %s, prepared %s, waiting for locks %s',
+                                                (select count(*) from postroom.outbox), (select count(*) from postroom.lanes where owner is not null),
+                                                (select count(*) from postroom.parked), (select count(*) from postroom.suspects),
+                                                (select count(*) from pg_prepared_xacts),
+                                                (select count(*) from pg_stat_activity where wait_event_type = 'Lock'))";
+                    let stands: String = tokio::runtime::Handle::current().block_on(async {
+                        let client = self.rig.database.connect().await;
+                        client.query_one(stands, &[]).await.unwrap().get(0)
+                    });
+                    let committed = self.shared.committed.load(Ordering::Relaxed);
+                    println!("{place} was not reached: {committed} committed, {stands}");
                     missed.push(*place);
                 }
             }
