@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: the benchmarks, on private servers of their own.
 
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, ExitStatus};
 
 use crate::failure::Failure;
 use crate::held::Held;
@@ -29,7 +29,6 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
         })
     });
     held.let_go();
-    let measured = measured?;
-    scratch.close(measured.success());
-    Ok(exit_code(measured))
+    scratch.close(measured.as_ref().is_ok_and(ExitStatus::success));
+    Ok(exit_code(measured?))
 }
