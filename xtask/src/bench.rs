@@ -28,7 +28,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
             Ok(held.run(&mut bench)?)
         })
     });
-    held.let_go();
-    scratch.close(measured.as_ref().is_ok_and(ExitStatus::success));
+    let all_is_well = measured.as_ref().is_ok_and(ExitStatus::success);
+    held.end(scratch, all_is_well);
     Ok(exit_code(measured?))
 }

@@ -48,11 +48,10 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
         cargo.env("POSTROOM_CHAOS_SUMMARY", &summary);
         Ok::<_, Failure>(held.run(&mut cargo)?)
     })?;
-    held.let_go();
     if let Ok(text) = fs::read_to_string(&summary) {
         note(&workspace, &text)?;
     }
-    scratch.close(ended.success());
+    held.end(scratch, ended.success());
     Ok(exit_code(ended))
 }
 

@@ -12,7 +12,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::packages::NoServiceStarts;
-use crate::services::Services;
+use crate::services::{Scratch, Services};
 
 const INTERRUPTED: i32 = 130;
 
@@ -64,6 +64,13 @@ impl Held {
     /// Ends the servers and whatever else is held.
     pub(crate) fn let_go(&self) {
         self.lock().let_go();
+    }
+
+    /// The same at the end of tests, whose folder it closes; when not all is well, what the servers said stays there.
+    pub(crate) fn end(&self, scratch: Scratch, all_is_well: bool) {
+        let mut things = self.lock();
+        scratch.close(all_is_well, things.services.take());
+        things.let_go();
     }
 
     /// Runs `command` without standard input and waits for it.

@@ -64,9 +64,8 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
         environment.push(("POSTROOM_TEST_DIR", scratch.0.clone().into()));
         judge_all(&Bench { place: &place, held: &held, environment }, &bugs)
     });
-    held.let_go();
     let all_caught = judged.as_ref().is_ok_and(|verdicts| verdicts.iter().all(|verdict| *verdict == Verdict::Caught));
-    scratch.close(all_caught);
+    held.end(scratch, all_caught);
     print_table(&bugs, &judged?);
     Ok(if all_caught { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -65,8 +65,8 @@ fn run_on_installed(workspace: &Workspace, held: &Held, extra: &[String]) -> Res
             Ok(held.run(&mut cargo)?)
         })
     });
-    held.let_go();
-    scratch.close(tested.as_ref().is_ok_and(ExitStatus::success));
+    let all_is_well = tested.as_ref().is_ok_and(ExitStatus::success);
+    held.end(scratch, all_is_well);
     tested
 }
 

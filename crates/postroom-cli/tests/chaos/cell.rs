@@ -210,17 +210,21 @@ impl Cell {
                 }
                 if !hit {
                     // Whether there was anything to do, and what held it up.
-                    let stands = "select format('%s in the outbox, lanes held %s, parked %s, suspects %s, prepared %s, waiting for locks %s',
+                    let before = self.shared.committed.load(Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_secs(5));
+                    let stands = "select format('%s in the outbox, lanes held %s, parked %s, suspects %s, prepared %s, waiting for locks %s, old transactions: %s',
                                                 (select count(*) from postroom.outbox), (select count(*) from postroom.lanes where owner is not null),
                                                 (select count(*) from postroom.parked), (select count(*) from postroom.suspects),
                                                 (select count(*) from pg_prepared_xacts),
-                                                (select count(*) from pg_stat_activity where wait_event_type = 'Lock'))";
+                                                (select count(*) from pg_stat_activity where wait_event_type = 'Lock'),
+                                                (select string_agg(concat_ws(' ', pid, state, wait_event, pg_blocking_pids(pid)::text, left(query, 60)), '; ')
+                                                   from pg_stat_activity where xact_start < now() - interval '4 s'))";
                     let stands: String = tokio::runtime::Handle::current().block_on(async {
                         let client = self.rig.database.connect().await;
                         client.query_one(stands, &[]).await.unwrap().get(0)
                     });
                     let committed = self.shared.committed.load(Ordering::Relaxed);
-                    println!("{place} was not reached: {committed} committed, {stands}");
+                    println!("{place} was not reached: {before} committed, {committed} five seconds later; {stands}");
                     missed.push(*place);
                 }
             }

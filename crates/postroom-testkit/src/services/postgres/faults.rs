@@ -26,7 +26,7 @@ impl Clock {
         let library = clock_library().ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::NotFound,
-                "find `faketime/libfaketime.so.1` below /usr/lib; `apt-get install libfaketime` installs it",
+                "find `faketime/libfaketimeMT.so.1` below /usr/lib; `apt-get install libfaketime` installs it",
             )
         })?;
         let clock = Self { library, file: dir.join("clock") };
@@ -59,10 +59,12 @@ impl Clock {
     }
 }
 
-/// Debian's libfaketime.
+/// Debian's libfaketime, the one for programs with threads: it alone holds back signals while it reads the file. In the other one
+/// a timer's signal that comes then reads it too, and waits for ever for a lock of the C library that its own process holds:
+/// a backend that keeps its row locks and never ends.
 pub(in crate::services) fn clock_library() -> Option<PathBuf> {
     let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
-    let libraries = folders.map(|folder| folder.path().join("faketime/libfaketime.so.1"));
+    let libraries = folders.map(|folder| folder.path().join("faketime/libfaketimeMT.so.1"));
     libraries.into_iter().find(|library| library.is_file())
 }
 
