@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use postroom::{Finding, Needs};
+use postroom::{Consumer, Finding, Needs, Store};
 use postroom_archive::Archive;
 use postroom_brokers::CheckFailed;
 
@@ -73,6 +73,17 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
         let part = format!("inbox {}, {}", inbox.consumer, inbox.from.shown());
         found(part, answered(inbox.from.check()).await);
     }
+    for options in &config.reconcile {
+        for consumer in &options.consumers {
+            let Some(url) = &consumer.store else { continue };
+            let part = format!("reconcile {}, consumer {}", options.name, consumer.consumer);
+            let finding = match store::open(url) {
+                Ok(theirs) => answered(inbox_of(theirs.as_ref(), &consumer.consumer)).await,
+                Err(failure) => Finding::bad(failure.text, "correct the URL"),
+            };
+            found(part, finding);
+        }
+    }
     let bad = checked.iter().filter(|checked| !checked.finding.ok).count();
     if json {
         show!("{}", serde_json::json!({ "ok": bad == 0, "checked": checked }));
@@ -89,6 +100,18 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
         return Err(Failure { answered: true, ..Failure::new(exit::FAILURE, text) });
     }
     Ok(())
+}
+
+/// Whether a consumer's inbox can be read, in a database of its own.
+async fn inbox_of(store: &dyn Store, consumer: &Consumer) -> Result<String, CheckFailed> {
+    match store.inbox_begins(consumer).await {
+        Ok(Some(_)) => Ok(format!("its inbox in {} can be read", store.shown())),
+        Ok(None) => Ok(format!("{} can be read, and has no row of this consumer: is its name right?", store.shown())),
+        Err(error) => Err(CheckFailed {
+            problem: Failure::of(exit::FAILURE, &error).text,
+            advice: "correct the URL, start the database, or grant what docs/grants-reader.sql grants".to_owned(),
+        }),
+    }
 }
 
 pub async fn answered(check: impl Future<Output = Result<String, CheckFailed>>) -> Finding {

@@ -91,6 +91,9 @@ impl Attention {
     }
 }
 
+/// A comparison is late when so many of them were left out.
+const LEFT_OUT: f64 = 3.0;
+
 /// A message that waits longer than this although everything is up needs attention.
 const LONG: f64 = 60.0;
 
@@ -106,7 +109,11 @@ pub async fn status(args: &StatusArgs, json: bool) -> Result<(), Failure> {
             continue;
         }
         let status = status?;
-        let found = attention(&status);
+        let mut found = attention(&status);
+        if status.reconciled.is_empty() && args.fail_on.contains(&Condition::Kind(Kind::Reconcile)) {
+            let none = "messages were never compared with their effects; add [[reconcile]] to the configuration of `postroom run`, or run `postroom reconcile run`";
+            found.push(Attention::new(Kind::Reconcile, none));
+        }
         let verdict = verdict(&found);
         let failing = args.fail_on.iter().any(|condition| holds(*condition, &status, &found));
         if failing && args.watch.is_none() {
@@ -307,11 +314,22 @@ fn attention(status: &StoreStatus) -> Vec<Attention> {
         ));
     }
     for reconciled in &status.reconciled {
-        let ReconciledStatus { name, seconds_ago, missing, strangers, days } = reconciled;
+        let ReconciledStatus { name, seconds_ago, every_seconds, missing, strangers, days, not_compared, troubles } =
+            reconciled;
+        if let Some(every) = every_seconds.filter(|every| *seconds_ago > LEFT_OUT * every) {
+            let text = format!(
+                "comparison {name} is to be made every {} and was last made {} ago; the log of `postroom run` says why",
+                duration(every),
+                duration(*seconds_ago)
+            );
+            found.push(Attention::new(Kind::Reconcile, text));
+        }
         let parts = [
             (*missing, "messages that a consumer lacks"),
             (*strangers, "messages that a consumer has and the outbox has not"),
             (*days, "days on which business changes and messages differ"),
+            (*not_compared, "messages that could not be compared"),
+            (*troubles, "sides that could not be compared"),
         ];
         let parts: Vec<String> = parts
             .iter()

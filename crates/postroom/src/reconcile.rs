@@ -198,6 +198,15 @@ pub struct Reconciled {
     pub not_compared: u64,
     /// What else could not be compared, in words.
     pub notes: Vec<String>,
+    /// How often it is made, in seconds; none: nobody said so.
+    #[serde(default)]
+    pub every_seconds: Option<f64>,
+    /// It was asked for about less than what is compared from time to time, so it does not take the place of that.
+    #[serde(default)]
+    pub partial: bool,
+    /// Why changes could not be compared; none: they were, or nobody asked.
+    #[serde(default)]
+    pub business_trouble: Option<String>,
 }
 
 impl Reconciled {
@@ -216,9 +225,17 @@ impl Reconciled {
         self.days.iter().filter(|day| day.differs()).count() as u64
     }
 
+    /// The sides that could not be compared at all, each with the reason.
+    pub fn troubles(&self) -> Vec<(&str, &str)> {
+        let business = self.business_trouble.as_deref().map(|trouble| ("business", trouble));
+        let consumers = self.consumers.iter().filter_map(|one| Some((one.consumer.as_str(), one.trouble.as_deref()?)));
+        business.into_iter().chain(consumers).collect()
+    }
+
     /// Whether there is any difference, or something that nobody could compare.
     pub fn differs(&self) -> bool {
         self.missing() + self.strangers() + self.days_that_differ() + self.not_compared > 0
+            || !self.troubles().is_empty()
     }
 }
 
@@ -242,7 +259,7 @@ impl DayCompared {
 }
 
 /// One consumer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ConsumerCompared {
     /// Its name.
     pub consumer: String,
@@ -274,6 +291,9 @@ pub struct ConsumerCompared {
     pub stranger_ids: Vec<MessageId>,
     /// Ids that were read because counts or XORs differed.
     pub ids_read: u64,
+    /// Why it could not be compared, for example since its database is away; then all counts are 0. None: it was.
+    #[serde(default)]
+    pub trouble: Option<String>,
 }
 
 impl ConsumerCompared {

@@ -23,19 +23,25 @@ pub struct StoreStatus {
     pub reconciled: Vec<ReconciledStatus>,
 }
 
-/// What a comparison found last.
+/// What a comparison found last. One that was asked for about a shorter time does not count.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ReconciledStatus {
     /// Its name.
     pub name: String,
     /// When it was made, in seconds before now.
     pub seconds_ago: f64,
+    /// How often it is to be made, in seconds; none: not known.
+    pub every_seconds: Option<f64>,
     /// Messages that consumers lack.
     pub missing: i64,
     /// Messages that consumers have and the outbox has not.
     pub strangers: i64,
     /// Days, tenants and types of which business changes and messages differ.
     pub days: i64,
+    /// Messages that could not be compared, since their ids have no time in them.
+    pub not_compared: i64,
+    /// Sides (consumers, and the business query) that could not be compared at all.
+    pub troubles: i64,
 }
 
 /// A topic that no route takes: its messages are not sent.

@@ -9,6 +9,7 @@ use postroom::{
 };
 
 use super::{Comparison, Inbox};
+use crate::exit::{self, Failure};
 
 /// Ids are counted by pieces of this length, and read only where two pieces differ.
 const PIECE_MS: i64 = 60_000;
@@ -42,7 +43,9 @@ pub async fn compare(
     let ms = |duration: std::time::Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
     let settled = at_ms - ms(options.settles);
     let to_ms = asked.to_ms.map_or(settled, |to| to.min(settled));
-    let mut span = Span { from_ms: asked.from_ms.unwrap_or(to_ms - ms(options.window)), to_ms };
+    let usual_from_ms = to_ms - ms(options.window);
+    let mut span = Span { from_ms: asked.from_ms.unwrap_or(usual_from_ms), to_ms };
+    let partial = to_ms < settled || span.from_ms > usual_from_ms;
     let mut notes = Vec::new();
     // What was not received the last time is looked at again, however long ago its id was made: it may have been sent since. And nothing is
     // left out between two comparisons, however long nobody made one.
@@ -85,9 +88,15 @@ pub async fn compare(
         consumers: Vec::new(),
         not_compared,
         notes,
+        every_seconds: Some(options.every.as_secs_f64()),
+        partial,
+        business_trouble: None,
     };
-    if options.business.is_some() {
-        result.days = days(comparison, route, span).await?;
+    if let Some(query) = &options.business {
+        match days(comparison, query, span).await {
+            Ok(days) => result.days = days,
+            Err(error) => result.business_trouble = Some(told(&error)),
+        }
     }
     let (mut counted, mut seen) = (0, Seen::new());
     for inbox in inboxes {
@@ -98,7 +107,27 @@ pub async fn compare(
         };
         let from_ms = inbox.since_ms.map_or(span.from_ms, |since| since.clamp(span.from_ms, span.to_ms));
         let span = Span { from_ms, ..span };
-        match inbox.store.inbox_begins(&inbox.consumer).await? {
+        // A database that is away keeps nobody from comparing the others. What was left out is looked at the next time.
+        let found = match inbox.store.inbox_begins(&inbox.consumer).await {
+            Ok(begins) => consumer(store.as_ref(), route, inbox, topics, span, &mut seen, &mut more)
+                .await
+                .map(|compared| (begins, compared)),
+            Err(error) => Err(error),
+        };
+        let (begins, mut compared) = match found {
+            Ok(found) => found,
+            Err(error) => {
+                result.consumers.push(ConsumerCompared {
+                    consumer: inbox.consumer.to_string(),
+                    store: inbox.store.shown(),
+                    oldest_open_ms: [Some(from_ms), still_left].into_iter().flatten().min(),
+                    trouble: Some(told(&error)),
+                    ..ConsumerCompared::default()
+                });
+                continue;
+            }
+        };
+        match begins {
             None => result.notes.push(format!(
                 "the inbox of {} in {} is empty: is the consumer's name right, and is this its database?",
                 inbox.consumer,
@@ -111,7 +140,6 @@ pub async fn compare(
             )),
             Some(_) => {}
         }
-        let mut compared = consumer(store.as_ref(), route, inbox, topics, span, &mut seen, &mut more).await?;
         compared.oldest_open_ms = [compared.oldest_open_ms, still_left].into_iter().flatten().min();
         if compared.expected == 0 && compared.received > 0 {
             result.notes.push(format!(
@@ -126,15 +154,18 @@ pub async fn compare(
     Ok(result)
 }
 
+fn told(error: &StoreError) -> String {
+    Failure::of(exit::FAILURE, error).text
+}
+
 /// A time for people.
 pub fn at(ms: i64) -> String {
     crate::operations::at(ms)
 }
 
 /// Changes and messages by day, tenant and type.
-async fn days(comparison: &Comparison, route: &str, span: Span) -> Result<Vec<DayCompared>, StoreError> {
-    let Comparison { options, store, .. } = comparison;
-    let Some(query) = &options.business else { return Ok(Vec::new()) };
+async fn days(comparison: &Comparison, query: &str, span: Span) -> Result<Vec<DayCompared>, StoreError> {
+    let Comparison { options, route, store, .. } = comparison;
     let mut days = Days::new();
     for piece in span.cut(QUERY_MS) {
         // A piece is never of two days.
@@ -181,23 +212,8 @@ async fn consumer(
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<ConsumerCompared, StoreError> {
     let Inbox { consumer, store: theirs, .. } = inbox;
-    let mut compared = ConsumerCompared {
-        consumer: consumer.to_string(),
-        store: theirs.shown(),
-        expected: 0,
-        received: 0,
-        waiting: 0,
-        dead: 0,
-        unsent: 0,
-        dead_on_route: 0,
-        unrouted: 0,
-        oldest_open_ms: None,
-        missing: 0,
-        strangers: 0,
-        missing_ids: Vec::new(),
-        stranger_ids: Vec::new(),
-        ids_read: 0,
-    };
+    let mut compared =
+        ConsumerCompared { consumer: consumer.to_string(), store: theirs.shown(), ..ConsumerCompared::default() };
     for piece in span.cut(QUERY_MS) {
         // Messages first: what arrives in between is no stranger.
         let of_piece = (piece.from_ms, topics.patterns().to_vec());

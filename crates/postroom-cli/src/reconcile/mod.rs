@@ -162,7 +162,13 @@ async fn run(args: RunArgs, json: bool) -> Result<(), Failure> {
     }
     shown(&results, json);
     if results.iter().any(Reconciled::differs) {
-        let text = "messages and effects differ; `postroom reconcile show` names the messages";
+        let found = results
+            .iter()
+            .any(|result| result.missing() + result.strangers() + result.days_that_differ() + result.not_compared > 0);
+        let text = match found {
+            true => "messages and effects differ; `postroom reconcile show` names the messages",
+            false => "not everything could be compared",
+        };
         return Err(Failure { answered: true, ..Failure::new(exit::FAILURE, text) });
     }
     Ok(())
@@ -225,7 +231,7 @@ fn lines(result: &Reconciled) -> Vec<String> {
             ">WAITING",
             ">DEAD",
         ]);
-        for one in &result.consumers {
+        for one in result.consumers.iter().filter(|one| one.trouble.is_none()) {
             let ConsumerCompared { consumer, store, expected, received, missing, strangers, .. } = one;
             table.row([
                 consumer.clone(),
@@ -249,7 +255,10 @@ fn lines(result: &Reconciled) -> Vec<String> {
             counted(i64::try_from(result.not_compared).unwrap_or(i64::MAX), false, "message")
         ));
     }
+    let troubles = result.troubles();
+    lines.extend(troubles.iter().map(|(side, trouble)| format!("not compared: {side}: {trouble}")));
     let verdict = match (result.missing(), result.strangers(), result.days_that_differ()) {
+        (0, 0, 0) if !troubles.is_empty() => "no difference in what could be compared".to_owned(),
         (0, 0, 0) if result.not_compared > 0 => "no difference in what could be compared".to_owned(),
         (0, 0, 0) => "no difference".to_owned(),
         (missing, strangers, days) => format!(
@@ -283,6 +292,10 @@ pub async fn of_consumer(store: &dyn Store, name: &str, consumer: Option<&str>) 
 pub async fn missing(store: &dyn Store, named: &str) -> Result<Vec<MessageId>, Failure> {
     let (name, consumer) = named.split_once('/').map_or((named, None), |(name, consumer)| (name, Some(consumer)));
     let compared = of_consumer(store, name, consumer).await?;
+    if let Some(trouble) = &compared.trouble {
+        let text = format!("comparison {name} could not compare consumer {}: {trouble}", compared.consumer);
+        return Err(Failure::new(exit::FAILURE, text));
+    }
     if compared.missing_ids.is_empty() {
         let text = format!("comparison {name} found no message that consumer {} lacks", compared.consumer);
         return Err(Failure::new(exit::FAILURE, text));
@@ -300,6 +313,10 @@ pub async fn missing(store: &dyn Store, named: &str) -> Result<Vec<MessageId>, F
 async fn show_messages(args: ShowArgs, json: bool) -> Result<(), Failure> {
     let store = args.store.open()?;
     let compared = of_consumer(store.as_ref(), &args.name, args.consumer.as_deref()).await?;
+    if let Some(trouble) = &compared.trouble {
+        let text = format!("comparison {} could not compare consumer {}: {trouble}", args.name, compared.consumer);
+        return Err(Failure::new(exit::FAILURE, text));
+    }
     let (kind, ids, total) = match args.strangers {
         true => ("stranger", &compared.stranger_ids, compared.strangers),
         false => ("missing", &compared.missing_ids, compared.missing),
@@ -357,6 +374,9 @@ pub async fn keep_comparing(config: Arc<Config>, store: Arc<dyn Store>) {
                 Ok(None) => {}
                 Ok(Some(result)) => {
                     told.retain(|name| *name != options.name);
+                    for (side, trouble) in result.troubles() {
+                        tracing::error!("comparison {}: {side} could not be compared: {trouble}", result.name);
+                    }
                     if result.differs() {
                         tracing::warn!(
                             "comparison {}: {} messages missing, {} in no outbox, {} days differ; `postroom reconcile report {}` tells more",

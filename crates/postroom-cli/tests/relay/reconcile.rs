@@ -271,3 +271,98 @@ async fn what_is_on_its_way_is_not_missing() {
         );
     }
 }
+
+/// A database that is away, a query that fails, a comparison of less time, and none at all: nothing of that reads as "no difference".
+#[tokio::test]
+async fn what_could_not_be_compared_never_passes_for_no_difference() {
+    let (_database, stores) = stores().await;
+    for (store, other) in [(&stores[0], &stores[1]), (&stores[1], &stores[0])] {
+        let none = postroom(&["--json", "status", "--store", store, "--fail-on", "reconcile"]);
+        assert_eq!(none.status.code(), Some(1));
+        assert!(json(&none)["attention"].to_string().contains("never compared"), "{none:?}");
+        let ids: Vec<Uuid> = (0..3).map(|_| *postroom::MessageId::new().as_uuid()).collect();
+        let rows: Vec<String> = ids.iter().map(|id| format!("('{id}', 'orders', 'order.placed', 'x')")).collect();
+        execute(store, &format!("insert into postroom.outbox (id, topic, type, payload) values {}", rows.join(", ")))
+            .await;
+        let out = surroundings::scratch("trouble").join("out.jsonl");
+        let sink = format!("kind = \"file\"\npath = {out:?}\n");
+        {
+            let _relay = Running::relay(store, &sink);
+            until(store, "it is sent", |status| {
+                status["routes"][0]["backlog"] == 0 && status["routes"][0]["lanes_held"].as_i64() > Some(0)
+            });
+        }
+        execute(store, &received("billing", &ids)).await;
+        execute(other, &received("mail", &ids)).await;
+        let away = match store.starts_with("sqlite") {
+            true => "postgres://postgres@127.0.0.1:1/nowhere".to_owned(),
+            false => format!("sqlite:{}", surroundings::scratch("trouble").join("nowhere.db").display()),
+        };
+        let config = surroundings::scratch("trouble").join("postroom.toml");
+        let write = |mail: &str, business: &str| {
+            let text = format!(
+                "[store]\nurl = {store:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\n{sink}[[reconcile]]\nname = \"orders\"\n\
+                 settles = \"0s\"\n{business}[[reconcile.consumers]]\nconsumer = \"mail\"\nstore = {mail:?}\n\
+                 [[reconcile.consumers]]\nconsumer = \"billing\"\n"
+            );
+            std::fs::write(&config, text).unwrap();
+        };
+        let run = |more: &[&str]| {
+            let arguments = ["--json", "reconcile", "run", "--config", config.to_str().unwrap()];
+            let compared = postroom(&[&arguments, more].concat());
+            (compared.status.code(), json(&compared)["reconciled"][0].clone())
+        };
+        let fails = |because: &str| {
+            let status = postroom(&["--json", "status", "--store", store, "--fail-on", "reconcile"]);
+            let found = json(&status)["attention"].to_string();
+            assert_eq!(status.status.code(), Some(1), "{found}");
+            assert!(found.contains(because), "{found}");
+        };
+        let passes = || postroom(&["status", "--store", store, "--fail-on", "reconcile"]).status.code() == Some(0);
+
+        write(&away, "");
+        let (code, result) = run(&[]);
+        assert_eq!(code, Some(1), "{result}");
+        let (mail, billing) = (&result["consumers"][0], &result["consumers"][1]);
+        assert!(mail["trouble"].is_string() && mail["oldest_open_ms"].is_i64(), "{result}");
+        assert_eq!(
+            (&billing["received"], &billing["missing"], &billing["trouble"]),
+            (&3.into(), &0.into(), &().into())
+        );
+        fails("1 sides that could not be compared");
+        let show = postroom(&["reconcile", "show", "orders", "--consumer", "mail", "--store", store]);
+        assert!(text(&show.stderr).contains("could not compare consumer mail"), "{show:?}");
+        let replay = postroom(&["replay", "--missing", "orders/mail", "--dry-run", "--store", store]);
+        assert!(text(&replay.stderr).contains("could not compare consumer mail"), "{replay:?}");
+        let check = postroom(&["--json", "check", "--config", config.to_str().unwrap()]);
+        let of_mail = |check: &std::process::Output| {
+            let checked = json(check)["checked"].as_array().unwrap().clone();
+            checked.iter().find(|one| one["part"] == "reconcile orders, consumer mail").unwrap()["ok"].clone()
+        };
+        assert_eq!(of_mail(&check), false, "{check:?}");
+
+        write(other, "business = \"select tenant, kind, count(*) from no_such_table\"\n");
+        let (code, result) = run(&[]);
+        assert_eq!((code, &result["consumers"][0]["received"]), (Some(1), &3.into()), "{result}");
+        assert!(result["business_trouble"].to_string().contains("no_such_table"), "{result}");
+        fails("1 sides that could not be compared");
+
+        write(other, "");
+        let (code, result) = run(&["--from", "1h"]);
+        assert_eq!((code, &result["partial"]), (Some(0), &true.into()), "{result}");
+        fails("1 sides that could not be compared");
+        let (code, result) = run(&[]);
+        assert_eq!((code, &result["partial"]), (Some(0), &false.into()), "{result}");
+        assert!(passes());
+        assert_eq!(of_mail(&postroom(&["--json", "check", "--config", config.to_str().unwrap()])), true);
+
+        // Three that were due were left out.
+        let earlier = match store.starts_with("sqlite") {
+            true => "update postroom.reconciliations set at_ms = at_ms - 11000000",
+            false => "update postroom.reconciliations set at = at - interval '11000 s'",
+        };
+        execute(store, earlier).await;
+        fails("is to be made every");
+        execute(other, "delete from postroom.inbox where consumer = 'mail'").await;
+    }
+}

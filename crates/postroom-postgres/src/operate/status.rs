@@ -20,6 +20,16 @@ const NEWEST_ROWS_MAX: i64 = 5_000;
 /// Every part of it is bounded by an index, which small tables would not make the planner use.
 const BY_INDEX: &str = "set local enable_seqscan = off";
 
+/// The newest result of each comparison, of those that count.
+const RECONCILED: &str = "
+    select r.name, extract(epoch from clock_timestamp() - r.at)::float8, r.missing, r.strangers, r.days,
+           (r.result->>'every_seconds')::float8, coalesce((r.result->>'not_compared')::bigint, 0),
+           (select count(*) from jsonb_array_elements(r.result->'consumers') c where c->>'trouble' is not null)
+               + case when r.result->>'business_trouble' is null then 0 else 1 end
+      from (select distinct on (r.name) r.* from postroom.reconciliations r
+             where not coalesce((r.result->>'partial')::boolean, false) order by r.name, r.at desc limit 100) r
+     order by r.name";
+
 /// Reads the state of the store. Costs index scans bounded by the limits above, and writes nothing.
 pub(crate) async fn status(connector: &Connector) -> Result<StoreStatus, StoreError> {
     let failed = |error| store_error("read the status", error);
@@ -38,9 +48,7 @@ pub(crate) async fn status(connector: &Connector) -> Result<StoreStatus, StoreEr
     let unrouted = unrouted(&tx).await.map_err(failed)?;
     let routes = rows.iter().map(|row| route(row, &relays)).collect::<Result<_, _>>().map_err(failed)?;
     let schema_version = version.unwrap_or_default();
-    let sql = "select distinct on (r.name) r.name, extract(epoch from clock_timestamp() - r.at)::float8, r.missing, r.strangers, r.days
-                 from postroom.reconciliations r order by r.name, r.at desc limit 100";
-    let rows = tx.query(sql, &[]).await.map_err(failed)?;
+    let rows = tx.query(RECONCILED, &[]).await.map_err(failed)?;
     let reconciled = rows.iter().map(reconciled).collect::<Result<_, _>>().map_err(failed)?;
     Ok(StoreStatus {
         store: "postgres",
@@ -61,6 +69,9 @@ fn reconciled(row: &Row) -> Result<ReconciledStatus, tokio_postgres::Error> {
         missing: row.try_get(2)?,
         strangers: row.try_get(3)?,
         days: row.try_get(4)?,
+        every_seconds: row.try_get(5)?,
+        not_compared: row.try_get(6)?,
+        troubles: row.try_get(7)?,
     })
 }
 

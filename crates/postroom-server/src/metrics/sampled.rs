@@ -202,7 +202,11 @@ fn reconciled(e: &mut DescriptorEncoder<'_>, reconciled: &[ReconciledStatus]) ->
     let help = "Messages that a consumer has and the outbox has not, as the last comparison found";
     gauge(e, "reconcile_stranger_messages", None, help, &of(&|one| one.strangers as f64))?;
     let help = "Days, tenants and types of which business changes and messages differ, as the last comparison found";
-    gauge(e, "reconcile_differing_days", None, help, &of(&|one| one.days as f64))
+    gauge(e, "reconcile_differing_days", None, help, &of(&|one| one.days as f64))?;
+    let help = "Messages that the last comparison could not compare, since their ids have no time in them";
+    gauge(e, "reconcile_uncompared_messages", None, help, &of(&|one| one.not_compared as f64))?;
+    let help = "Consumers, and the business query, that the last comparison could not compare at all";
+    gauge(e, "reconcile_uncompared_sides", None, help, &of(&|one| one.troubles as f64))
 }
 
 fn sizes(e: &mut DescriptorEncoder<'_>, vitals: &Vitals, capacity_bytes: Option<i64>) -> fmt::Result {

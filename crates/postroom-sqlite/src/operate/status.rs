@@ -75,8 +75,14 @@ pub(crate) fn status(connection: &Connection) -> Result<StoreStatus, StoreError>
 
 fn reconciled_sql() -> String {
     format!(
-        "select r.name, ({NOW} - r.at_ms) / 1000.0, r.missing, r.strangers, r.days from postroom_reconciliations r
-          where r.at_ms = (select max(n.at_ms) from postroom_reconciliations n where n.name = r.name) order by r.name limit 100"
+        "select r.name, ({NOW} - r.at_ms) / 1000.0, r.missing, r.strangers, r.days, r.result ->> '$.every_seconds',
+                coalesce(r.result ->> '$.not_compared', 0),
+                (select count(*) from json_each(r.result, '$.consumers') c where c.value ->> '$.trouble' is not null)
+                    + (r.result ->> '$.business_trouble' is not null)
+           from postroom_reconciliations r
+          where r.at_ms = (select max(n.at_ms) from postroom_reconciliations n
+                            where n.name = r.name and not coalesce(n.result ->> '$.partial', 0))
+          order by r.name limit 100"
     )
 }
 
@@ -87,6 +93,9 @@ fn reconciled(row: &Row<'_>) -> Result<ReconciledStatus, rusqlite::Error> {
         missing: row.get(2)?,
         strangers: row.get(3)?,
         days: row.get(4)?,
+        every_seconds: row.get(5)?,
+        not_compared: row.get(6)?,
+        troubles: row.get(7)?,
     })
 }
 
