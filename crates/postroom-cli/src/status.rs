@@ -314,8 +314,17 @@ fn attention(status: &StoreStatus) -> Vec<Attention> {
         ));
     }
     for reconciled in &status.reconciled {
-        let ReconciledStatus { name, seconds_ago, every_seconds, missing, strangers, days, not_compared, troubles } =
-            reconciled;
+        let ReconciledStatus {
+            name,
+            seconds_ago,
+            every_seconds,
+            missing,
+            strangers,
+            days,
+            unwritten,
+            not_compared,
+            troubles,
+        } = reconciled;
         if let Some(every) = every_seconds.filter(|every| *seconds_ago > LEFT_OUT * every) {
             let text = format!(
                 "comparison {name} is to be made every {} and was last made {} ago; the log of `postroom run` says why",
@@ -328,6 +337,7 @@ fn attention(status: &StoreStatus) -> Vec<Attention> {
             (*missing, "messages that a consumer lacks"),
             (*strangers, "messages that a consumer has and the outbox has not"),
             (*days, "days on which business changes and messages differ"),
+            (*unwritten, "changes without a message"),
             (*not_compared, "messages that could not be compared"),
             (*troubles, "sides that could not be compared"),
         ];

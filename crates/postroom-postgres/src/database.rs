@@ -356,6 +356,18 @@ impl Reconcilable for Database {
         within(&self.connector, COMPARE, reconcile::business(&self.connector, query, span)).await
     }
 
+    async fn unwritten(
+        &self,
+        query: &str,
+        topics: &TopicFilter,
+        changed: Span,
+        written: Span,
+        limit: usize,
+    ) -> Result<postroom::Unwritten, StoreError> {
+        let unwritten = reconcile::unwritten(&self.connector, query, topics, changed, written, limit);
+        within(&self.connector, COMPARE, unwritten).await
+    }
+
     async fn note_reconciled(&self, result: &Reconciled) -> Result<(), StoreError> {
         within(&self.connector, COMPARE, reconcile::note(&self.connector, result)).await
     }

@@ -365,6 +365,21 @@ impl Reconcilable for Database {
         self.on_thread(COMPARE, move |connection| reconcile::business(connection, &query, span)).await
     }
 
+    async fn unwritten(
+        &self,
+        query: &str,
+        topics: &TopicFilter,
+        changed: Span,
+        written: Span,
+        limit: usize,
+    ) -> Result<postroom::Unwritten, StoreError> {
+        let (query, topics) = (query.to_owned(), topics.clone());
+        self.on_thread(COMPARE, move |connection| {
+            reconcile::unwritten(connection, &query, &topics, changed, written, limit)
+        })
+        .await
+    }
+
     async fn note_reconciled(&self, result: &Reconciled) -> Result<(), StoreError> {
         let result = result.clone();
         self.on_thread(COMPARE, move |connection| reconcile::note(connection, &result)).await

@@ -83,8 +83,8 @@ pub use outbox::{EnqueueError, Outbox};
 pub use projection::NewerUpsert;
 pub use reception::{DeadFound, ReceivedPlace, Reception, ReceptionFound, WaitingFound, attempts_of};
 pub use reconcile::{
-    ConsumerCompared, DayCompared, Fate, IdPrint, IdPrints, Reconcilable, Reconciled, Span, Tally, Unhandled,
-    differing, id_ms,
+    AggregateChange, ConsumerCompared, DayCompared, Fate, IdPrint, IdPrints, Reconcilable, Reconciled, Span, Tally,
+    Unhandled, Unwritten, differing, id_ms,
 };
 pub use redact::{redact_text, redact_url};
 pub use retention::{Part, Removed, Retention, Sweep, TopicRetention};

@@ -122,6 +122,26 @@ pub struct Tally {
     pub dead: u64,
 }
 
+/// One change of an aggregate, as the application's own tables have it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AggregateChange {
+    /// The aggregate's type; none: any.
+    pub aggregate_type: Option<String>,
+    /// The aggregate.
+    pub aggregate_id: String,
+    /// The version that it got; none: any.
+    pub aggregate_version: Option<i64>,
+}
+
+/// Changes without a message.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Unwritten {
+    /// How many.
+    pub count: u64,
+    /// Of those, at most as many as were asked for.
+    pub changes: Vec<AggregateChange>,
+}
+
 /// What an inbox has of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Unhandled {
@@ -172,6 +192,17 @@ pub trait Reconcilable: Send + Sync {
     /// parameters are the times.
     async fn business(&self, query: &str, span: Span) -> Result<Vec<(Option<String>, String, u64)>, StoreError>;
 
+    /// Asks the application's own tables for the changes of a span, as rows of aggregate type, aggregate id and version, and returns those of which
+    /// the outbox has no message of these topics whose id has a time in `written`. The query's two parameters are the times of `changed`.
+    async fn unwritten(
+        &self,
+        query: &str,
+        topics: &TopicFilter,
+        changed: Span,
+        written: Span,
+        limit: usize,
+    ) -> Result<Unwritten, StoreError>;
+
     /// Keeps the result of a comparison; old ones of the same name are forgotten.
     async fn note_reconciled(&self, result: &Reconciled) -> Result<(), StoreError>;
 
@@ -194,6 +225,12 @@ pub struct Reconciled {
     pub days: Vec<DayCompared>,
     /// Messages and effects at each consumer.
     pub consumers: Vec<ConsumerCompared>,
+    /// Changes of aggregates without a message.
+    #[serde(default)]
+    pub unwritten: u64,
+    /// Of those, at most [`ConsumerCompared::SHOWN`].
+    #[serde(default)]
+    pub unwritten_changes: Vec<AggregateChange>,
     /// Messages whose ids have no time of this century's in them, which therefore could not be compared.
     pub not_compared: u64,
     /// What else could not be compared, in words.
@@ -234,7 +271,7 @@ impl Reconciled {
 
     /// Whether there is any difference, or something that nobody could compare.
     pub fn differs(&self) -> bool {
-        self.missing() + self.strangers() + self.days_that_differ() + self.not_compared > 0
+        self.missing() + self.strangers() + self.days_that_differ() + self.unwritten + self.not_compared > 0
             || !self.troubles().is_empty()
     }
 }

@@ -38,6 +38,8 @@ pub struct ReconciledStatus {
     pub strangers: i64,
     /// Days, tenants and types of which business changes and messages differ.
     pub days: i64,
+    /// Changes of aggregates without a message.
+    pub unwritten: i64,
     /// Messages that could not be compared, since their ids have no time in them.
     pub not_compared: i64,
     /// Sides (consumers, and the business query) that could not be compared at all.

@@ -7,7 +7,7 @@ use toml::{Table, Value};
 
 use super::values::{duration, known, patterns, plain, text};
 
-const KEYS: &[&str] = &["name", "topics", "route", "every", "window", "settles", "business", "consumers"];
+const KEYS: &[&str] = &["name", "topics", "route", "every", "window", "settles", "business", "changes", "consumers"];
 const CONSUMER_KEYS: &[&str] = &["consumer", "store", "topics", "since"];
 
 /// One comparison.
@@ -26,6 +26,8 @@ pub struct Reconcile {
     pub settles: Duration,
     /// Asks the application's tables for changes.
     pub business: Option<String>,
+    /// Asks them for aggregates and versions.
+    pub changes: Option<String>,
     pub consumers: Vec<ReconciledConsumer>,
 }
 
@@ -86,8 +88,11 @@ fn comparison(table: &Table, at: &str) -> Result<Reconcile, String> {
         Some(_) => return Err(format!("{at}consumers must be written as [[reconcile.consumers]]")),
     };
     let business = text(table, "business", at)?;
-    if consumers.is_empty() && business.is_none() {
-        return Err(format!("{at}consumers and {at}business are missing: there is nothing to compare with"));
+    let changes = text(table, "changes", at)?;
+    if consumers.is_empty() && business.is_none() && changes.is_none() {
+        return Err(format!(
+            "{at}consumers, {at}business and {at}changes are missing: there is nothing to compare with"
+        ));
     }
     let time = |key: &str, usual: u64, least: u64| -> Result<Duration, String> {
         let given = duration(table, key, at)?.unwrap_or(Duration::from_secs(usual));
@@ -104,6 +109,7 @@ fn comparison(table: &Table, at: &str) -> Result<Reconcile, String> {
         window: time("window", 25 * 3600, 60)?,
         settles: time("settles", 900, 0)?,
         business,
+        changes,
         consumers,
     })
 }

@@ -23,6 +23,10 @@ const OPEN_MS: i64 = 30 * DAY_MS;
 /// Ids that one query looks up.
 const LOOKED_UP: usize = 1_000;
 
+/// The clock of the application that dates a change, and the one that dates the id of its message, differ by no more than this; nor do a transaction's
+/// begin and its message.
+const APART_MS: i64 = 3_600_000;
+
 /// From when to when, in milliseconds since 1970; none: as configured.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Asked {
@@ -46,7 +50,7 @@ pub async fn compare(
     let usual_from_ms = to_ms - ms(options.window);
     let mut span = Span { from_ms: asked.from_ms.unwrap_or(usual_from_ms), to_ms };
     let partial = to_ms < settled || span.from_ms > usual_from_ms;
-    let mut notes = Vec::new();
+    let (mut notes, mut messages_begin) = (Vec::new(), None);
     // What was not received the last time is looked at again, however long ago its id was made: it may have been sent since. And nothing is
     // left out between two comparisons, however long nobody made one.
     let last = store.reconciled(Some(&options.name)).await?.into_iter().next();
@@ -71,6 +75,7 @@ pub async fn compare(
             span.from_ms = span.to_ms;
         }
         Some(times) if times.from_ms > span.from_ms => {
+            messages_begin = Some(times.from_ms);
             notes.push(format!(
                 "the oldest message in the outbox is of {}; what was before it is not compared",
                 at(times.from_ms)
@@ -86,6 +91,8 @@ pub async fn compare(
         took_seconds: 0.0,
         days: Vec::new(),
         consumers: Vec::new(),
+        unwritten: 0,
+        unwritten_changes: Vec::new(),
         not_compared,
         notes,
         every_seconds: Some(options.every.as_secs_f64()),
@@ -96,6 +103,14 @@ pub async fn compare(
         match days(comparison, query, span).await {
             Ok(days) => result.days = days,
             Err(error) => result.business_trouble = Some(told(&error)),
+        }
+    }
+    if let Some(query) = &options.changes {
+        // The messages of the first changes may have been deleted already.
+        let from_ms = messages_begin.map_or(span.from_ms, |begin| begin.saturating_add(APART_MS).min(span.to_ms));
+        if let Err(error) = unwritten(comparison, query, Span { from_ms, ..span }, &mut result).await {
+            let before = result.business_trouble.take().map(|trouble| format!("{trouble}; ")).unwrap_or_default();
+            result.business_trouble = Some(before + &told(&error));
         }
     }
     let (mut counted, mut seen) = (0, Seen::new());
@@ -182,6 +197,24 @@ async fn days(comparison: &Comparison, query: &str, span: Span) -> Result<Vec<Da
         }
     }
     Ok(days.into_values().collect())
+}
+
+/// Changes of aggregates without a message.
+async fn unwritten(
+    comparison: &Comparison,
+    query: &str,
+    span: Span,
+    result: &mut Reconciled,
+) -> Result<(), StoreError> {
+    let Comparison { options, store, .. } = comparison;
+    for changed in span.cut(QUERY_MS) {
+        let written = Span { from_ms: changed.from_ms - APART_MS, to_ms: changed.to_ms + APART_MS };
+        let room = ConsumerCompared::SHOWN - result.unwritten_changes.len();
+        let found = store.unwritten(query, &options.topics, changed, written, room.max(1)).await?;
+        result.unwritten += found.count;
+        result.unwritten_changes.extend(found.changes.into_iter().take(room));
+    }
+    Ok(())
 }
 
 type Days = BTreeMap<(String, Option<String>, String), DayCompared>;

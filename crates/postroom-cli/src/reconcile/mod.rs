@@ -75,6 +75,16 @@ enum Verb {
     },
     /// Show the messages that a consumer lacks, or has and the outbox has not
     Show(ShowArgs),
+    /// Show the changes of aggregates that have no message
+    Changes {
+        #[command(flatten)]
+        store: StoreArgs,
+        /// The comparison
+        name: String,
+        /// Maximum number of changes
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=10_000), value_name = "N")]
+        limit: u16,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -121,6 +131,11 @@ pub async fn reconcile(args: ReconcileArgs, json: bool) -> Result<(), Failure> {
             Ok(())
         }
         Verb::Show(args) => show_messages(args, json).await,
+        Verb::Changes { store, name, limit } => {
+            let found = store.open()?.reconciled(Some(&name)).await?;
+            let result = found.into_iter().next().ok_or_else(|| nothing(Some(&name)))?;
+            show_changes(&result, usize::from(limit), json)
+        }
     }
 }
 
@@ -162,13 +177,7 @@ async fn run(args: RunArgs, json: bool) -> Result<(), Failure> {
     }
     shown(&results, json);
     if results.iter().any(Reconciled::differs) {
-        let found = results
-            .iter()
-            .any(|result| result.missing() + result.strangers() + result.days_that_differ() + result.not_compared > 0);
-        let text = match found {
-            true => "messages and effects differ; `postroom reconcile show` names the messages",
-            false => "not everything could be compared",
-        };
+        let text = "something differs or could not be compared; `postroom reconcile show` names messages, and `changes` changes";
         return Err(Failure { answered: true, ..Failure::new(exit::FAILURE, text) });
     }
     Ok(())
@@ -257,15 +266,22 @@ fn lines(result: &Reconciled) -> Vec<String> {
     }
     let troubles = result.troubles();
     lines.extend(troubles.iter().map(|(side, trouble)| format!("not compared: {side}: {trouble}")));
-    let verdict = match (result.missing(), result.strangers(), result.days_that_differ()) {
+    if result.unwritten > 0 {
+        lines.push(format!(
+            "{} of aggregates without a message; `postroom reconcile changes {}` names them",
+            counted(i64::try_from(result.unwritten).unwrap_or(i64::MAX), false, "change"),
+            result.name
+        ));
+    }
+    let verdict = match (result.missing(), result.strangers(), result.days_that_differ() + result.unwritten) {
         (0, 0, 0) if !troubles.is_empty() => "no difference in what could be compared".to_owned(),
         (0, 0, 0) if result.not_compared > 0 => "no difference in what could be compared".to_owned(),
         (0, 0, 0) => "no difference".to_owned(),
-        (missing, strangers, days) => format!(
+        (missing, strangers, _) => format!(
             "{} missing, {} in no outbox, {} with another number of changes than messages",
             counted(i64::try_from(missing).unwrap_or(i64::MAX), false, "message"),
             count(strangers),
-            counted(i64::try_from(days).unwrap_or(i64::MAX), false, "day")
+            counted(i64::try_from(result.days_that_differ()).unwrap_or(i64::MAX), false, "day")
         ),
     };
     lines.push(verdict);
@@ -364,6 +380,35 @@ async fn show_messages(args: ShowArgs, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
+fn show_changes(result: &Reconciled, limit: usize, json: bool) -> Result<(), Failure> {
+    if let Some(trouble) = &result.business_trouble {
+        let text = format!("comparison {} could not ask the application's tables: {trouble}", result.name);
+        return Err(Failure::new(exit::FAILURE, text));
+    }
+    let shown = &result.unwritten_changes[..limit.min(result.unwritten_changes.len())];
+    if json {
+        show!("{}", serde_json::json!({ "name": result.name, "changes": shown, "total": result.unwritten }));
+        return Ok(());
+    }
+    if shown.is_empty() {
+        show!("none");
+        return Ok(());
+    }
+    let mut table = Table::new(&["AGGREGATE TYPE", "AGGREGATE", ">VERSION"]);
+    for change in shown {
+        table.row([
+            change.aggregate_type.clone().unwrap_or_else(|| "-".to_owned()),
+            change.aggregate_id.clone(),
+            change.aggregate_version.map_or_else(|| "-".to_owned(), |version| version.to_string()),
+        ]);
+    }
+    table.lines().iter().for_each(|line| show!("{line}"));
+    if result.unwritten > shown.len() as u64 {
+        say!("postroom: {} in all", number(i64::try_from(result.unwritten).unwrap_or(i64::MAX), false));
+    }
+    Ok(())
+}
+
 /// Compares for ever, each comparison when it is due. Several processes may do so: whoever comes first does it for all.
 pub async fn keep_comparing(config: Arc<Config>, store: Arc<dyn Store>) {
     let mut told: Vec<String> = Vec::new();
@@ -379,11 +424,12 @@ pub async fn keep_comparing(config: Arc<Config>, store: Arc<dyn Store>) {
                     }
                     if result.differs() {
                         tracing::warn!(
-                            "comparison {}: {} messages missing, {} in no outbox, {} days differ; `postroom reconcile report {}` tells more",
+                            "comparison {}: {} messages missing, {} in no outbox, {} days differ, {} changes without a message; `postroom reconcile report {}` tells more",
                             result.name,
                             result.missing(),
                             result.strangers(),
                             result.days_that_differ(),
+                            result.unwritten,
                             result.name
                         );
                     } else {

@@ -366,3 +366,86 @@ async fn what_could_not_be_compared_never_passes_for_no_difference() {
         execute(other, "delete from postroom.inbox where consumer = 'mail'").await;
     }
 }
+
+/// Somebody wrote to the table and not to the outbox: the change is named, whatever else has a message.
+#[tokio::test]
+async fn changes_without_a_message_are_named() {
+    let (_database, stores) = stores().await;
+    for store in &stores {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
+        let sqlite = store.starts_with("sqlite");
+        execute(store, "create table invoices (kind text, name text, version bigint, changed bigint)").await;
+        // Over two days, so that more than one query is needed; each aggregate has three versions.
+        for n in 0..120_u64 {
+            let (ms, name, version) = (now - 48 * 3_600_000 + n * 1_440_000, n / 3, n % 3 + 1);
+            let id = Uuid::new_v7(Timestamp::from_unix(NoContext, ms / 1000, 0));
+            let topic = if n == 50 { "others" } else { "invoices" };
+            let message = format!(
+                "insert into postroom.outbox (id, topic, type, payload, aggregate_type, aggregate_id, aggregate_version)
+                 values ('{id}', '{topic}', 'x', 'x', 'invoice', 'i-{name}', {version})"
+            );
+            execute(store, &message).await;
+            execute(store, &format!("insert into invoices values ('invoice', 'i-{name}', {version}, {ms})")).await;
+        }
+        // Written without a message: a version, another type, and one of nothing that is known. A version that nobody counts fits any.
+        let later = now - 20 * 3_600_000;
+        for (kind, name, version) in
+            [("'invoice'", "i-7", "4"), ("'credit'", "i-7", "1"), ("null", "i-900", "null"), ("null", "i-23", "null")]
+        {
+            execute(store, &format!("insert into invoices values ({kind}, '{name}', {version}, {later})")).await;
+        }
+        let out = surroundings::scratch("changes").join("out.jsonl");
+        let config = surroundings::scratch("changes").join("postroom.toml");
+        let (from, to) = match sqlite {
+            true => ("?1", "?2"),
+            false => ("extract(epoch from $1::timestamptz) * 1000", "extract(epoch from $2::timestamptz) * 1000"),
+        };
+        let write = |changes: &str| {
+            let text = format!(
+                "[store]\nurl = {store:?}\n[[routes]]\nname = \"invoices\"\n[routes.sink]\nkind = \"file\"\npath = {out:?}\n\
+                 [[reconcile]]\nname = \"invoices\"\ntopics = [\"invoices\"]\nwindow = \"3d\"\nsettles = \"0s\"\nchanges = {changes:?}\n"
+            );
+            std::fs::write(&config, text).unwrap();
+        };
+        write(&format!("select kind, name, version from invoices where changed >= {from} and changed < {to};"));
+        {
+            let _relay = Running::relay(store, &format!("kind = \"file\"\npath = {out:?}\n"));
+            until(store, "a relay ran", |status| status["routes"][0]["lanes_held"].as_i64() > Some(0));
+        }
+        // The route of that relay is the one that counts.
+        let as_run = std::fs::read_to_string(&config)
+            .unwrap()
+            .replace("name = \"invoices\"\n[routes", "name = \"orders\"\n[routes");
+        std::fs::write(&config, &as_run).unwrap();
+        let run = || postroom(&["--json", "reconcile", "run", "--config", config.to_str().unwrap()]);
+        let compared = run();
+        let result = json(&compared)["reconciled"][0].clone();
+        assert_eq!((compared.status.code(), &result["unwritten"]), (Some(1), &4.into()), "{compared:?}");
+        let changes = json(&postroom(&["--json", "reconcile", "changes", "invoices", "--store", store]));
+        let mut named: Vec<(String, Option<i64>)> = changes["changes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| (one["aggregate_id"].as_str().unwrap().to_owned(), one["aggregate_version"].as_i64()))
+            .collect();
+        named.sort();
+        let expected = [("i-16", Some(3)), ("i-7", Some(1)), ("i-7", Some(4)), ("i-900", None)];
+        assert_eq!(named, expected.map(|(name, version)| (name.to_owned(), version)), "{changes}");
+        let status = json(&postroom(&["--json", "status", "--store", store]));
+        assert_eq!(status["reconciled"][0]["unwritten"], 4, "{status}");
+        assert!(text(&postroom(&["reconcile", "report", "--store", store]).stdout).contains("4 changes of aggregates"));
+        assert!(text(&postroom(&["reconcile", "changes", "invoices", "--store", store]).stdout).contains("i-900"));
+
+        execute(store, "delete from invoices where version is null or version = 4 or kind = 'credit' or name = 'i-16'")
+            .await;
+        let compared = run();
+        assert_eq!(compared.status.code(), Some(0), "{compared:?}");
+        std::fs::write(&config, as_run.replace("from invoices", "from nowhere")).unwrap();
+        let compared = run();
+        assert_eq!(compared.status.code(), Some(1));
+        let trouble = json(&compared)["reconciled"][0]["business_trouble"].to_string();
+        assert!(trouble.contains("nowhere"), "{trouble}");
+        let refused = postroom(&["reconcile", "changes", "invoices", "--store", store]);
+        assert!(text(&refused.stderr).contains("could not ask"), "{refused:?}");
+    }
+}

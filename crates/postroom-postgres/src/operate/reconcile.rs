@@ -3,7 +3,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use postroom::{
-    Consumer, Fate, IdPrint, IdPrints, MessageId, Reconciled, Span, StoreError, Tally, TopicFilter, Unhandled, id_ms,
+    AggregateChange, Consumer, Fate, IdPrint, IdPrints, MessageId, Reconciled, Span, StoreError, Tally, TopicFilter,
+    Unhandled, Unwritten, id_ms,
 };
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -225,39 +226,113 @@ pub(crate) async fn tallies(
     rows.iter().map(tally).collect::<Result<_, _>>().map_err(failed)
 }
 
-/// The application's own tables, by the names that its role finds.
+const BUSINESS: &str = "run the query `business` of the comparison (it returns tenant, type and number of changes, and has the parameters $1 and $2)";
+const CHANGES: &str = "run the query `changes` of the comparison (it returns aggregate type, aggregate id and version, and has the parameters $1 and $2)";
+
+/// Asks the application's own tables, by the names that its role finds; the first two parameters are the times.
+async fn ask_application(
+    connector: &Connector,
+    what: &'static str,
+    sql: &str,
+    span: Span,
+    more: &[&(dyn ToSql + Sync)],
+) -> Result<Vec<Row>, StoreError> {
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.look().await?;
+    tx.batch_execute("set local search_path to default").await.map_err(failed)?;
+    let at = |ms: i64| -> SystemTime { UNIX_EPOCH + Duration::from_millis(ms.max(0).unsigned_abs()) };
+    let (from, to) = (at(span.from_ms), at(span.to_ms));
+    let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&from, &to];
+    parameters.extend(more);
+    tx.query(sql, &parameters).await.map_err(asked(what))
+}
+
+/// Neither the query's fault nor the schema's, if nobody answered.
+fn asked(what: &'static str) -> impl Fn(tokio_postgres::Error) -> StoreError {
+    move |error| {
+        if error.is_closed() || error.code().is_some_and(|code| code.code().starts_with("57")) {
+            failed(error)
+        } else {
+            StoreError::Refused { what, source: error.into() }
+        }
+    }
+}
+
+fn bare(query: &str) -> &str {
+    query.trim().trim_end_matches(';')
+}
+
+/// Numbers of changes.
 pub(crate) async fn business(
     connector: &Connector,
     query: &str,
     span: Span,
 ) -> Result<Vec<(Option<String>, String, u64)>, StoreError> {
-    let mut session = OperatorSession::open(connector).await?;
-    let tx = session.look().await?;
-    tx.batch_execute("set local search_path to default").await.map_err(failed)?;
-    let at = |ms: i64| -> SystemTime { UNIX_EPOCH + Duration::from_millis(ms.max(0).unsigned_abs()) };
-    let refused = |source: postroom::BoxError| StoreError::Refused {
-        what: "run the query `business` of the comparison (it returns tenant, type and number of changes, and has the parameters $1 and $2)",
-        source,
-    };
-    // Neither the query's fault nor the schema's, if nobody answered.
-    let asked = |error: tokio_postgres::Error| {
-        if error.is_closed() || error.code().is_some_and(|code| code.code().starts_with("57")) {
-            failed(error)
-        } else {
-            refused(error.into())
-        }
-    };
-    let query = query.trim().trim_end_matches(';');
+    let query = bare(query);
     let sql =
         format!("select b.tenant::text, b.type::text, b.changes::bigint from (\n{query}\n) b (tenant, type, changes)");
-    let rows = tx.query(&sql, &[&at(span.from_ms), &at(span.to_ms)]).await.map_err(asked)?;
+    let rows = ask_application(connector, BUSINESS, &sql, span, &[]).await?;
     let change = |row: &Row| -> Result<(Option<String>, String, u64), StoreError> {
-        let changes: i64 = row.try_get(2).map_err(asked)?;
-        let changes =
-            u64::try_from(changes).map_err(|_| refused(format!("{changes} changes are fewer than none").into()))?;
-        Ok((shown_opt(row, 0).map_err(asked)?, shown(row, 1).map_err(asked)?, changes))
+        let asked = asked(BUSINESS);
+        let changes: i64 = row.try_get(2).map_err(&asked)?;
+        let changes = u64::try_from(changes).map_err(|_| StoreError::Refused {
+            what: BUSINESS,
+            source: format!("{changes} changes are fewer than none").into(),
+        })?;
+        Ok((shown_opt(row, 0).map_err(&asked)?, shown(row, 1).map_err(&asked)?, changes))
     };
     rows.iter().map(change).collect()
+}
+
+/// Changes without a message. Both sides are here, so nothing is moved but what is missing.
+pub(crate) async fn unwritten(
+    connector: &Connector,
+    query: &str,
+    topics: &TopicFilter,
+    changed: Span,
+    written: Span,
+    limit: usize,
+) -> Result<Unwritten, StoreError> {
+    let query = bare(query);
+    // Both halves can be answered by a hash; one condition with "or" could not.
+    let sql = format!(
+        "with changed as materialized (
+             select c.type::text as type, c.id::text as id, c.version::bigint as version from (\n{query}\n) c (type, id, version)
+         ),
+         written as materialized (
+             select o.aggregate_type, o.aggregate_id, o.aggregate_version from postroom.outbox o
+              where o.id >= $4 and o.id < $5 and o.aggregate_id is not null
+                and exists (select from unnest($3::text[]) t where o.topic = t or (t like '%*' and starts_with(o.topic, left(t, -1))))
+         ),
+         unwritten as (
+             select * from changed c
+              where c.version is not null
+                and not exists (select from written w where w.aggregate_id = c.id and w.aggregate_version = c.version
+                                                        and (c.type is null or w.aggregate_type = c.type))
+             union all
+             select * from changed c
+              where c.version is null
+                and not exists (select from written w where w.aggregate_id = c.id and (c.type is null or w.aggregate_type = c.type))
+         )
+         select u.type, coalesce(u.id, ''), u.version, (select count(*) from unwritten) from unwritten u
+          order by u.type, u.id, u.version limit $6"
+    );
+    let (from, to) = written.ids();
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let more: [&(dyn ToSql + Sync); 4] = [&topics.patterns(), &from, &to, &limit];
+    let rows = ask_application(connector, CHANGES, &sql, changed, &more).await?;
+    let asked = asked(CHANGES);
+    let change = |row: &Row| -> Result<AggregateChange, tokio_postgres::Error> {
+        Ok(AggregateChange {
+            aggregate_type: shown_opt(row, 0)?,
+            aggregate_id: shown(row, 1)?,
+            aggregate_version: row.try_get(2)?,
+        })
+    };
+    Ok(Unwritten {
+        count: rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>(3)).map_err(&asked)?.unsigned_abs(),
+        changes: rows.iter().map(change).collect::<Result<_, _>>().map_err(&asked)?,
+    })
 }
 
 /// Keeps a result.

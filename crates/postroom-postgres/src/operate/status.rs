@@ -25,7 +25,8 @@ const RECONCILED: &str = "
     select r.name, extract(epoch from clock_timestamp() - r.at)::float8, r.missing, r.strangers, r.days,
            (r.result->>'every_seconds')::float8, coalesce((r.result->>'not_compared')::bigint, 0),
            (select count(*) from jsonb_array_elements(r.result->'consumers') c where c->>'trouble' is not null)
-               + case when r.result->>'business_trouble' is null then 0 else 1 end
+               + case when r.result->>'business_trouble' is null then 0 else 1 end,
+           coalesce((r.result->>'unwritten')::bigint, 0)
       from (select distinct on (r.name) r.* from postroom.reconciliations r
              where not coalesce((r.result->>'partial')::boolean, false) order by r.name, r.at desc limit 100) r
      order by r.name";
@@ -72,6 +73,7 @@ fn reconciled(row: &Row) -> Result<ReconciledStatus, tokio_postgres::Error> {
         every_seconds: row.try_get(5)?,
         not_compared: row.try_get(6)?,
         troubles: row.try_get(7)?,
+        unwritten: row.try_get(8)?,
     })
 }
 

@@ -203,6 +203,8 @@ fn reconciled(e: &mut DescriptorEncoder<'_>, reconciled: &[ReconciledStatus]) ->
     gauge(e, "reconcile_stranger_messages", None, help, &of(&|one| one.strangers as f64))?;
     let help = "Days, tenants and types of which business changes and messages differ, as the last comparison found";
     gauge(e, "reconcile_differing_days", None, help, &of(&|one| one.days as f64))?;
+    let help = "Changes of aggregates without a message, as the last comparison found";
+    gauge(e, "reconcile_unwritten_changes", None, help, &of(&|one| one.unwritten as f64))?;
     let help = "Messages that the last comparison could not compare, since their ids have no time in them";
     gauge(e, "reconcile_uncompared_messages", None, help, &of(&|one| one.not_compared as f64))?;
     let help = "Consumers, and the business query, that the last comparison could not compare at all";

@@ -1,9 +1,10 @@
 //! One side of a comparison of messages with effects. The file is here, so ids are read and counted in this process.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use postroom::{
-    Consumer, Fate, IdPrints, MessageId, Reconciled, Span, StoreError, Tally, TopicFilter, Unhandled, id_ms,
+    AggregateChange, Consumer, Fate, IdPrints, MessageId, Reconciled, Span, StoreError, Tally, TopicFilter, Unhandled,
+    Unwritten, id_ms,
 };
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use uuid::Uuid;
@@ -274,6 +275,56 @@ pub(crate) fn business(
         statement.query_map([span.from_ms, span.to_ms], change)?.collect()
     };
     business().map_err(failed)
+}
+
+/// Changes without a message. The parameters are those of `business`.
+pub(crate) fn unwritten(
+    connection: &Connection,
+    query: &str,
+    topics: &TopicFilter,
+    changed: Span,
+    written: Span,
+    limit: usize,
+) -> Result<Unwritten, StoreError> {
+    type Versions = HashSet<(Option<String>, Option<i64>)>;
+    let unwritten = || -> Result<Unwritten, rusqlite::Error> {
+        connection.pragma_update(None, "query_only", true)?;
+        let mut messages: HashMap<String, Versions> = HashMap::new();
+        let (from, to) = written.ids();
+        let sql = "select o.topic, o.aggregate_type, o.aggregate_id, o.aggregate_version from postroom_outbox o
+                    where replace(lower(o.id), '-', '') >= ?1 and replace(lower(o.id), '-', '') < ?2 and o.aggregate_id is not null";
+        let mut statement = connection.prepare(sql)?;
+        let mut rows = statement.query([from.simple().to_string(), to.simple().to_string()])?;
+        while let Some(row) = rows.next()? {
+            if topics.takes(&text(row, 0)?) {
+                let version: Option<i64> = row.get(3)?;
+                let versions = messages.entry(text(row, 2)?).or_default();
+                // As every question may be put: with type and version, or without one of them.
+                for kind in [text_or_null(row, 1)?, None] {
+                    versions.extend([(kind.clone(), version), (kind, None)]);
+                }
+            }
+        }
+        let mut found = Unwritten::default();
+        let mut statement = connection.prepare(query)?;
+        let mut rows = statement.query([changed.from_ms, changed.to_ms])?;
+        while let Some(row) = rows.next()? {
+            let change = AggregateChange {
+                aggregate_type: text_or_null(row, 0)?,
+                aggregate_id: text_or_null(row, 1)?.unwrap_or_default(),
+                aggregate_version: row.get(2)?,
+            };
+            let asked = (change.aggregate_type.clone(), change.aggregate_version);
+            if !messages.get(&change.aggregate_id).is_some_and(|versions| versions.contains(&asked)) {
+                found.count += 1;
+                if found.changes.len() < limit {
+                    found.changes.push(change);
+                }
+            }
+        }
+        Ok(found)
+    };
+    unwritten().map_err(failed)
 }
 
 /// Keeps a result, and of each comparison the newest 100.

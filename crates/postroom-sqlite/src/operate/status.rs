@@ -78,7 +78,8 @@ fn reconciled_sql() -> String {
         "select r.name, ({NOW} - r.at_ms) / 1000.0, r.missing, r.strangers, r.days, r.result ->> '$.every_seconds',
                 coalesce(r.result ->> '$.not_compared', 0),
                 (select count(*) from json_each(r.result, '$.consumers') c where c.value ->> '$.trouble' is not null)
-                    + (r.result ->> '$.business_trouble' is not null)
+                    + (r.result ->> '$.business_trouble' is not null),
+                coalesce(r.result ->> '$.unwritten', 0)
            from postroom_reconciliations r
           where r.at_ms = (select max(n.at_ms) from postroom_reconciliations n
                             where n.name = r.name and not coalesce(n.result ->> '$.partial', 0))
@@ -96,6 +97,7 @@ fn reconciled(row: &Row<'_>) -> Result<ReconciledStatus, rusqlite::Error> {
         every_seconds: row.get(5)?,
         not_compared: row.get(6)?,
         troubles: row.get(7)?,
+        unwritten: row.get(8)?,
     })
 }
 
