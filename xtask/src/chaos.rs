@@ -48,10 +48,11 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
         cargo.env("POSTROOM_CHAOS_SUMMARY", &summary);
         Ok::<_, Failure>(held.run(&mut cargo)?)
     })?;
-    if let Ok(text) = fs::read_to_string(&summary) {
+    let text = fs::read_to_string(&summary);
+    held.end(scratch, ended.success());
+    if let Ok(text) = text {
         note(&workspace, &text)?;
     }
-    held.end(scratch, ended.success());
     Ok(exit_code(ended))
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use postroom::{Consumer, Finding, Needs, Store};
+use postroom::{Consumer, Finding, Needs, Span, Store};
 use postroom_archive::Archive;
 use postroom_brokers::CheckFailed;
 
@@ -104,7 +104,13 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
 
 /// Whether a consumer's inbox can be read, in a database of its own.
 async fn inbox_of(store: &dyn Store, consumer: &Consumer) -> Result<String, CheckFailed> {
-    match store.inbox_begins(consumer).await {
+    let at = Span { from_ms: 0, to_ms: 0 };
+    let read = async {
+        store.inbox_unhandled(consumer, at).await?;
+        store.dead_at(consumer, &[]).await?;
+        store.inbox_begins(consumer).await
+    };
+    match read.await {
         Ok(Some(_)) => Ok(format!("its inbox in {} can be read", store.shown())),
         Ok(None) => Ok(format!("{} can be read, and has no row of this consumer: is its name right?", store.shown())),
         Err(error) => Err(CheckFailed {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use postroom::{ListedPlace, MessageFilter, MessageId};
+use postroom::{ListedAfter, ListedPlace, MessageFilter, MessageId};
 
 use crate::StoreArgs;
 use crate::dead::{duration, known_route};
@@ -48,6 +48,9 @@ struct ListArgs {
     /// Only messages written at least this long ago
     #[arg(long, value_parser = duration, value_name = "AGE")]
     older_than: Option<Duration>,
+    /// Only those behind this place: the `next` of the page before
+    #[arg(long, value_name = "PLACE")]
+    after: Option<ListedAfter>,
     /// Maximum number of messages
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=100_000), value_name = "N")]
     limit: i64,
@@ -77,8 +80,8 @@ pub async fn messages(args: MessagesArgs, json: bool) -> Result<(), Failure> {
 }
 
 async fn list(args: ListArgs, json: bool) -> Result<(), Failure> {
-    let ListArgs { store, route, topic, key, state, newer_than, older_than, limit } = args;
-    let filter = MessageFilter { route, topic, key, place: state, newer_than, older_than };
+    let ListArgs { store, route, topic, key, state, newer_than, older_than, after, limit } = args;
+    let filter = MessageFilter { route, topic, key, place: state, newer_than, older_than, after };
     let store = store.open()?;
     let listed = store.messages(&filter, limit).await?;
     if listed.messages.is_empty() {
@@ -106,10 +109,11 @@ async fn list(args: ListArgs, json: bool) -> Result<(), Failure> {
         }
         table.lines().iter().for_each(|line| show!("{line}"));
     }
-    if listed.cut {
+    if let Some(next) = &listed.next {
+        say!("postroom: more with --after {next}");
+    } else if listed.cut {
         say!(
-            "postroom: there may be more: the list stops at --limit, or only the newest rows of the outbox were searched; narrow it with \
-             --key or --route, or raise --limit"
+            "postroom: there may be more: only the newest rows of the outbox were searched; narrow it with --key or --route"
         );
     }
     Ok(())

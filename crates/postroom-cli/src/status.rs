@@ -21,7 +21,7 @@ pub struct StatusArgs {
     watch: Option<Duration>,
     /// Exit with code 1 if one of these conditions is true, for monitoring: any, relay (no relay runs a route), sink (a sink or a queue
     /// is down or blocked), dead, retry, unrouted, inbox (nobody fills an inbox, or it has dead or retried messages), age=TIME (the oldest message is
-    /// older), backlog=N (more messages wait). May be given several times or separated by commas
+    /// older), backlog=N (more messages wait), reconcile (a comparison found something, is late, left something out, or was never made). May be given several times or separated by commas
     #[arg(long, value_name = "CONDITION", value_delimiter = ',', value_parser = condition)]
     fail_on: Vec<Condition>,
 }
@@ -325,7 +325,9 @@ fn attention(status: &StoreStatus) -> Vec<Attention> {
             not_compared,
             troubles,
         } = reconciled;
-        if let Some(every) = every_seconds.filter(|every| *seconds_ago > LEFT_OUT * every) {
+        // Older results do not say it; then it is an hour.
+        let every = every_seconds.unwrap_or(3600.0);
+        if *seconds_ago > LEFT_OUT * every {
             let text = format!(
                 "comparison {name} is to be made every {} and was last made {} ago; the log of `postroom run` says why",
                 duration(every),

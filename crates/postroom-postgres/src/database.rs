@@ -19,8 +19,8 @@ use crate::connect::{Connector, InvalidUrl};
 use crate::inbox::PostgresSession;
 use crate::link::{Link, Server};
 use crate::log::{Listener, LogSource};
+use crate::operate::{OperatorSession, while_it_answers, with_blockers, within};
 use crate::operate::{archive, operations, reconcile};
-use crate::operate::{while_it_answers, with_blockers, within};
 use crate::{migrate, operate};
 
 /// A PostgreSQL database with postroom's schema in it, or one that is to get it. Clones share it.
@@ -51,6 +51,8 @@ pub(crate) struct Links {
     /// Putting positions right, for all routes at once; without our usual deadlines. And when it was tried last.
     pub repairs: Link,
     pub repair: tokio::sync::Mutex<Repair>,
+    /// Steps of operations, while there are any.
+    pub steps: tokio::sync::Mutex<Option<OperatorSession>>,
 }
 
 /// When positions may be put right again.
@@ -96,6 +98,7 @@ impl Database {
             leases: link(LEASE_SETTINGS, LEASE_CONNECTIONS_MAX),
             repairs: link("", 1),
             repair: tokio::sync::Mutex::default(),
+            steps: tokio::sync::Mutex::default(),
             server: server.clone(),
         };
         Self { links: Arc::new(links), connector }
@@ -244,7 +247,8 @@ impl Operator for Database {
     }
 
     async fn step_operations(&self) -> Result<Stepped, StoreError> {
-        within(&self.connector, "carry out operations", operations::step(&self.connector)).await
+        let mut kept = self.links.steps.lock().await;
+        within(&self.connector, "carry out operations", operations::step(&self.connector, &mut kept)).await
     }
 
     async fn prune_inbox(

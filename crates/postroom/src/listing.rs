@@ -1,5 +1,7 @@
 //! Messages as an operator looks them up: by topic, key, place and age.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -51,6 +53,52 @@ pub struct MessageFilter {
     pub newer_than: Option<Duration>,
     /// Written at least this long ago, by the database's clock.
     pub older_than: Option<Duration>,
+    /// Behind this one on the list.
+    pub after: Option<ListedAfter>,
+}
+
+/// The last entry of a page, where the next one begins; written as `MICROSECONDS.ID.SEQ`, or `MICROSECONDS.ID.SEQ.ROUTE`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedAfter {
+    /// When its message was written, in microseconds since 1970.
+    pub occurred_us: i64,
+    /// Its message's id, as the store writes it.
+    pub id: String,
+    /// Its place: a message that is replayed has several.
+    pub seq: i64,
+    /// Its route.
+    pub route: Option<String>,
+}
+
+impl ListedAfter {
+    /// The year 9999: within what stores can say of a time.
+    const LATEST_US: i64 = 253_402_300_799_000_000;
+}
+
+impl fmt::Display for ListedAfter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { occurred_us, id, seq, route } = self;
+        write!(f, "{occurred_us}.{id}.{seq}")?;
+        route.as_ref().map_or(Ok(()), |route| write!(f, ".{route}"))
+    }
+}
+
+impl FromStr for ListedAfter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = || {
+            let mut parts = text.splitn(4, '.');
+            let occurred_us: i64 = parts.next()?.parse().ok()?;
+            let id = parts.next()?.to_owned();
+            let seq = parts.next()?.parse().ok()?;
+            let route = parts.next().map(str::to_owned);
+            let digits = id.chars().filter(|c| *c != '-');
+            let is_id = digits.clone().count() == 32 && digits.into_iter().all(|c| c.is_ascii_hexdigit());
+            (is_id && occurred_us.abs() <= Self::LATEST_US).then_some(Self { occurred_us, id, seq, route })
+        };
+        parse().ok_or_else(|| "use what the page before has as `next`".to_owned())
+    }
 }
 
 /// The result of a search for messages.
@@ -60,6 +108,8 @@ pub struct Listed {
     pub messages: Vec<ListedMessage>,
     /// Not every row was read, or there are more than were asked for: older ones may match too.
     pub cut: bool,
+    /// Where the next page begins, as [`MessageFilter::after`] takes it; none: there are no more among the rows that were read.
+    pub next: Option<String>,
 }
 
 /// One message on one route, without payload and headers.

@@ -244,6 +244,15 @@ pub struct Reconciled {
     /// Why changes could not be compared; none: they were, or nobody asked.
     #[serde(default)]
     pub business_trouble: Option<String>,
+    /// The same for changes of aggregates.
+    #[serde(default)]
+    pub changes_trouble: Option<String>,
+    /// Changes from this time on were not looked at; the next comparison begins there, at the latest.
+    #[serde(default)]
+    pub business_open_ms: Option<i64>,
+    /// Why it failed as a whole; then the rest is what was known before. None: it did not.
+    #[serde(default)]
+    pub trouble: Option<String>,
 }
 
 impl Reconciled {
@@ -264,9 +273,14 @@ impl Reconciled {
 
     /// The sides that could not be compared at all, each with the reason.
     pub fn troubles(&self) -> Vec<(&str, &str)> {
-        let business = self.business_trouble.as_deref().map(|trouble| ("business", trouble));
+        let own = [
+            ("the comparison", &self.trouble),
+            ("business", &self.business_trouble),
+            ("changes", &self.changes_trouble),
+        ];
+        let own = own.into_iter().filter_map(|(side, trouble)| Some((side, trouble.as_deref()?)));
         let consumers = self.consumers.iter().filter_map(|one| Some((one.consumer.as_str(), one.trouble.as_deref()?)));
-        business.into_iter().chain(consumers).collect()
+        own.chain(consumers).collect()
     }
 
     /// Whether there is any difference, or something that nobody could compare.
@@ -328,7 +342,8 @@ pub struct ConsumerCompared {
     pub stranger_ids: Vec<MessageId>,
     /// Ids that were read because counts or XORs differed.
     pub ids_read: u64,
-    /// Why it could not be compared, for example since its database is away; then all counts are 0. None: it was.
+    /// Why it could not be compared, for example since its database is away; then what is missing and strange is what was known before, and
+    /// the other counts are 0. None: it was compared.
     #[serde(default)]
     pub trouble: Option<String>,
 }

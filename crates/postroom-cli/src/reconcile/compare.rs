@@ -5,7 +5,7 @@ use std::time::{Instant, UNIX_EPOCH};
 
 use postroom::{
     ConsumerCompared, DayCompared, Fate, IdPrint, IdPrints, MessageId, Reconciled, Span, Store, StoreError, Tally,
-    TopicFilter, differing, id_ms,
+    TopicFilter, Unwritten, differing, id_ms,
 };
 
 use super::{Comparison, Inbox};
@@ -40,7 +40,8 @@ pub async fn compare(
     asked: Asked,
     mut progress: impl FnMut(u64) + Send,
 ) -> Result<Reconciled, StoreError> {
-    let Comparison { options, route, store, inboxes } = comparison;
+    let Comparison { options, route, store, inboxes, kept } = comparison;
+    let kept = *kept;
     let began = Instant::now();
     let now = store.vitals().await?.now;
     let at_ms = now.duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX));
@@ -49,29 +50,33 @@ pub async fn compare(
     let to_ms = asked.to_ms.map_or(settled, |to| to.min(settled));
     let usual_from_ms = to_ms - ms(options.window);
     let mut span = Span { from_ms: asked.from_ms.unwrap_or(usual_from_ms), to_ms };
-    let partial = to_ms < settled || span.from_ms > usual_from_ms;
-    let (mut notes, mut messages_begin) = (Vec::new(), None);
+    let mut notes = Vec::new();
     // What was not received the last time is looked at again, however long ago its id was made: it may have been sent since. And nothing is
     // left out between two comparisons, however long nobody made one.
     let last = store.reconciled(Some(&options.name)).await?.into_iter().next();
     let open = last.iter().flat_map(|last| &last.consumers).filter_map(|one| one.oldest_open_ms);
+    let open = open.chain(last.iter().filter_map(|last| last.business_open_ms));
     let left = open.chain(last.iter().map(|last| last.span.to_ms)).min();
     if asked.from_ms.is_none() {
         span.from_ms = left.map_or(span.from_ms, |left| span.from_ms.min(left.max(span.from_ms - OPEN_MS)));
     }
     // A comparison of another time that was asked for does not look at it.
     let still_left = left.filter(|left| *left < span.from_ms || *left >= span.to_ms);
+    let leaves_out = |from: i64| from > usual_from_ms || left.is_some_and(|left| left < from);
+    let partial = to_ms < settled || asked.from_ms.is_some_and(leaves_out);
     if span.from_ms >= span.to_ms {
         notes.push("nothing of this time has settled yet".to_owned());
         span.from_ms = span.to_ms;
     }
+    let whole = span;
     // What has another time in its id has none: it is not UUIDv7.
     let plausible = Span { from_ms: OLDEST_MS, to_ms: at_ms + DAY_MS };
     let not_compared = store.outbox_outside(plausible).await?;
+    let mut messages_begin = None;
     match store.outbox_times(plausible).await? {
         // What the inboxes have is not in it any more.
         None => {
-            notes.push("the outbox is empty, so there is nothing to compare".to_owned());
+            notes.push("the outbox is empty, so there is nothing to compare with the consumers".to_owned());
             span.from_ms = span.to_ms;
         }
         Some(times) if times.from_ms > span.from_ms => {
@@ -98,20 +103,46 @@ pub async fn compare(
         every_seconds: Some(options.every.as_secs_f64()),
         partial,
         business_trouble: None,
+        changes_trouble: None,
+        business_open_ms: still_left,
+        trouble: None,
+    };
+    // The messages of older changes have been deleted.
+    let kept_from_ms = kept.map(|kept| at_ms - ms(kept) + APART_MS);
+    let too_short = kept_from_ms.filter(|from_ms| *from_ms >= whole.to_ms && whole.to_ms > whole.from_ms).map(|_| {
+        "[retention] deletes messages before they could be compared with changes; keep them an hour longer than `settles`"
+            .to_owned()
+    });
+    let from = |begin: Option<i64>| {
+        let from_ms = [begin, kept_from_ms].into_iter().flatten().fold(whole.from_ms, i64::max);
+        Span { from_ms: from_ms.min(whole.to_ms), ..whole }
     };
     if let Some(query) = &options.business {
-        match days(comparison, query, span).await {
-            Ok(days) => result.days = days,
-            Err(error) => result.business_trouble = Some(told(&error)),
+        match days(comparison, query, from(messages_begin)).await {
+            Ok(days) => (result.days, result.business_trouble) = (days, too_short.clone()),
+            Err(error) => {
+                result.days = last.iter().flat_map(|last| last.days.clone()).collect();
+                result.business_trouble = Some(told(&error));
+            }
         }
     }
     if let Some(query) = &options.changes {
-        // The messages of the first changes may have been deleted already.
-        let from_ms = messages_begin.map_or(span.from_ms, |begin| begin.saturating_add(APART_MS).min(span.to_ms));
-        if let Err(error) = unwritten(comparison, query, Span { from_ms, ..span }, &mut result).await {
-            let before = result.business_trouble.take().map(|trouble| format!("{trouble}; ")).unwrap_or_default();
-            result.business_trouble = Some(before + &told(&error));
+        let from = from(messages_begin.map(|begin| begin.saturating_add(APART_MS)));
+        match unwritten(comparison, query, from).await {
+            Ok(found) => {
+                (result.unwritten, result.unwritten_changes) = (found.count, found.changes);
+                result.changes_trouble = too_short;
+            }
+            Err(error) => {
+                if let Some(last) = &last {
+                    (result.unwritten, result.unwritten_changes) = (last.unwritten, last.unwritten_changes.clone());
+                }
+                result.changes_trouble = Some(told(&error));
+            }
         }
+    }
+    if result.business_trouble.is_some() || result.changes_trouble.is_some() {
+        result.business_open_ms = [Some(whole.from_ms), still_left].into_iter().flatten().min();
     }
     let (mut counted, mut seen) = (0, Seen::new());
     for inbox in inboxes {
@@ -132,11 +163,18 @@ pub async fn compare(
         let (begins, mut compared) = match found {
             Ok(found) => found,
             Err(error) => {
+                let before = last.iter().flat_map(|last| &last.consumers);
+                let before = before.into_iter().find(|one| one.consumer == inbox.consumer.as_str()).cloned();
+                let before = before.unwrap_or_default();
                 result.consumers.push(ConsumerCompared {
                     consumer: inbox.consumer.to_string(),
                     store: inbox.store.shown(),
                     oldest_open_ms: [Some(from_ms), still_left].into_iter().flatten().min(),
                     trouble: Some(told(&error)),
+                    missing: before.missing,
+                    missing_ids: before.missing_ids,
+                    strangers: before.strangers,
+                    stranger_ids: before.stranger_ids,
                     ..ConsumerCompared::default()
                 });
                 continue;
@@ -200,21 +238,17 @@ async fn days(comparison: &Comparison, query: &str, span: Span) -> Result<Vec<Da
 }
 
 /// Changes of aggregates without a message.
-async fn unwritten(
-    comparison: &Comparison,
-    query: &str,
-    span: Span,
-    result: &mut Reconciled,
-) -> Result<(), StoreError> {
+async fn unwritten(comparison: &Comparison, query: &str, span: Span) -> Result<Unwritten, StoreError> {
     let Comparison { options, store, .. } = comparison;
-    for changed in span.cut(QUERY_MS) {
+    let mut all = Unwritten::default();
+    for changed in span.cut(APART_MS) {
         let written = Span { from_ms: changed.from_ms - APART_MS, to_ms: changed.to_ms + APART_MS };
-        let room = ConsumerCompared::SHOWN - result.unwritten_changes.len();
+        let room = ConsumerCompared::SHOWN - all.changes.len();
         let found = store.unwritten(query, &options.topics, changed, written, room.max(1)).await?;
-        result.unwritten += found.count;
-        result.unwritten_changes.extend(found.changes.into_iter().take(room));
+        all.count += found.count;
+        all.changes.extend(found.changes.into_iter().take(room));
     }
-    Ok(())
+    Ok(all)
 }
 
 type Days = BTreeMap<(String, Option<String>, String), DayCompared>;

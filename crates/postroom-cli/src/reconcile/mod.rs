@@ -28,6 +28,8 @@ pub struct Comparison {
     route: String,
     store: Arc<dyn Store>,
     inboxes: Vec<Inbox>,
+    /// The shortest time for which messages are kept; none: for ever.
+    kept: Option<Duration>,
 }
 
 /// A consumer's inbox.
@@ -40,7 +42,7 @@ struct Inbox {
 }
 
 impl Comparison {
-    async fn open(options: &Reconcile, store: Arc<dyn Store>) -> Result<Self, Failure> {
+    async fn open(config: &Config, options: &Reconcile, store: Arc<dyn Store>) -> Result<Self, Failure> {
         let route = the_route(store.as_ref(), options.route.clone()).await?;
         let inbox = |inbox: &config::ReconciledConsumer| -> Result<Inbox, Failure> {
             let store = inbox.store.as_deref().map_or_else(|| Ok(store.clone()), store::open)?;
@@ -52,7 +54,9 @@ impl Comparison {
             })
         };
         let inboxes = options.consumers.iter().map(inbox).collect::<Result<_, _>>()?;
-        Ok(Self { options: options.clone(), route, store, inboxes })
+        let topics = config.retention.topics.iter().map(|topic| topic.outbox);
+        let kept = topics.chain([config.retention.outbox]).flatten().min();
+        Ok(Self { options: options.clone(), route, store, inboxes, kept })
     }
 }
 
@@ -168,7 +172,7 @@ async fn run(args: RunArgs, json: bool) -> Result<(), Failure> {
     let store = store::open(&config.store_url)?;
     let mut results = Vec::new();
     for options in chosen {
-        let comparison = Comparison::open(options, store.clone()).await?;
+        let comparison = Comparison::open(&config, options, store.clone()).await?;
         let mut progress = Progress::new("ids compared");
         let result = compare(&comparison, Asked { from_ms: args.from, to_ms: args.to }, |ids| progress.at(ids)).await?;
         progress.end();
@@ -206,6 +210,12 @@ fn lines(result: &Reconciled) -> Vec<String> {
         at(result.at_ms),
         result.took_seconds
     )];
+    if result.partial {
+        lines.push(
+            "note: this is about a part of the usual time, or leaves out what an earlier comparison left open"
+                .to_owned(),
+        );
+    }
     lines.extend(result.notes.iter().map(|note| format!("note: {note}")));
     if !result.days.is_empty() {
         let mut table =
@@ -278,10 +288,11 @@ fn lines(result: &Reconciled) -> Vec<String> {
         (0, 0, 0) if result.not_compared > 0 => "no difference in what could be compared".to_owned(),
         (0, 0, 0) => "no difference".to_owned(),
         (missing, strangers, _) => format!(
-            "{} missing, {} in no outbox, {} with another number of changes than messages",
+            "{} missing, {} in no outbox, {} with another number of changes than messages, {} without a message",
             counted(i64::try_from(missing).unwrap_or(i64::MAX), false, "message"),
             count(strangers),
-            counted(i64::try_from(result.days_that_differ()).unwrap_or(i64::MAX), false, "day")
+            counted(i64::try_from(result.days_that_differ()).unwrap_or(i64::MAX), false, "day"),
+            counted(i64::try_from(result.unwritten).unwrap_or(i64::MAX), false, "change")
         ),
     };
     lines.push(verdict);
@@ -308,10 +319,7 @@ pub async fn of_consumer(store: &dyn Store, name: &str, consumer: Option<&str>) 
 pub async fn missing(store: &dyn Store, named: &str) -> Result<Vec<MessageId>, Failure> {
     let (name, consumer) = named.split_once('/').map_or((named, None), |(name, consumer)| (name, Some(consumer)));
     let compared = of_consumer(store, name, consumer).await?;
-    if let Some(trouble) = &compared.trouble {
-        let text = format!("comparison {name} could not compare consumer {}: {trouble}", compared.consumer);
-        return Err(Failure::new(exit::FAILURE, text));
-    }
+    told_trouble(name, &compared, compared.missing)?;
     if compared.missing_ids.is_empty() {
         let text = format!("comparison {name} found no message that consumer {} lacks", compared.consumer);
         return Err(Failure::new(exit::FAILURE, text));
@@ -329,10 +337,7 @@ pub async fn missing(store: &dyn Store, named: &str) -> Result<Vec<MessageId>, F
 async fn show_messages(args: ShowArgs, json: bool) -> Result<(), Failure> {
     let store = args.store.open()?;
     let compared = of_consumer(store.as_ref(), &args.name, args.consumer.as_deref()).await?;
-    if let Some(trouble) = &compared.trouble {
-        let text = format!("comparison {} could not compare consumer {}: {trouble}", args.name, compared.consumer);
-        return Err(Failure::new(exit::FAILURE, text));
-    }
+    told_trouble(&args.name, &compared, if args.strangers { compared.strangers } else { compared.missing })?;
     let (kind, ids, total) = match args.strangers {
         true => ("stranger", &compared.stranger_ids, compared.strangers),
         false => ("missing", &compared.missing_ids, compared.missing),
@@ -380,10 +385,24 @@ async fn show_messages(args: ShowArgs, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn show_changes(result: &Reconciled, limit: usize, json: bool) -> Result<(), Failure> {
-    if let Some(trouble) = &result.business_trouble {
-        let text = format!("comparison {} could not ask the application's tables: {trouble}", result.name);
+/// Of a consumer that could not be compared, only what was found before is known.
+fn told_trouble(name: &str, compared: &ConsumerCompared, known: u64) -> Result<(), Failure> {
+    let Some(trouble) = &compared.trouble else { return Ok(()) };
+    let text = format!("comparison {name} could not compare consumer {}: {trouble}", compared.consumer);
+    if known == 0 {
         return Err(Failure::new(exit::FAILURE, text));
+    }
+    say!("postroom: {text}; this is what an earlier one found");
+    Ok(())
+}
+
+fn show_changes(result: &Reconciled, limit: usize, json: bool) -> Result<(), Failure> {
+    if let Some(trouble) = &result.changes_trouble {
+        let text = format!("comparison {} could not ask the application's tables: {trouble}", result.name);
+        if result.unwritten == 0 {
+            return Err(Failure::new(exit::FAILURE, text));
+        }
+        say!("postroom: {text}; this is what an earlier one found");
     }
     let shown = &result.unwritten_changes[..limit.min(result.unwritten_changes.len())];
     if json {
@@ -415,7 +434,7 @@ pub async fn keep_comparing(config: Arc<Config>, store: Arc<dyn Store>) {
     loop {
         tokio::time::sleep(LOOKS_EVERY).await;
         for options in &config.reconcile {
-            match compare_if_due(options, &store).await {
+            match compare_if_due(&config, options, &store).await {
                 Ok(None) => {}
                 Ok(Some(result)) => {
                     told.retain(|name| *name != options.name);
@@ -447,13 +466,61 @@ pub async fn keep_comparing(config: Arc<Config>, store: Arc<dyn Store>) {
     }
 }
 
-async fn compare_if_due(options: &Reconcile, store: &Arc<dyn Store>) -> Result<Option<Reconciled>, Failure> {
+async fn compare_if_due(
+    config: &Config,
+    options: &Reconcile,
+    store: &Arc<dyn Store>,
+) -> Result<Option<Reconciled>, Failure> {
     let last = store.status().await?.reconciled.into_iter().find(|last| last.name == options.name);
     if last.is_some_and(|last| last.seconds_ago < options.every.as_secs_f64()) {
         return Ok(None);
     }
-    let comparison = Comparison::open(options, store.clone()).await?;
-    let result = compare(&comparison, Asked::default(), |_| ()).await?;
-    store.note_reconciled(&result).await?;
-    Ok(Some(result))
+    let compared = async {
+        let comparison = Comparison::open(config, options, store.clone()).await?;
+        Ok::<_, Failure>(compare(&comparison, Asked::default(), |_| ()).await?)
+    };
+    match compared.await {
+        Ok(result) => {
+            store.note_reconciled(&result).await?;
+            Ok(Some(result))
+        }
+        Err(failure) => {
+            store.note_reconciled(&failed(options, store, &failure).await?).await?;
+            Err(failure)
+        }
+    }
+}
+
+/// A comparison that failed is a result too: what was known before, and why nothing is known since.
+async fn failed(options: &Reconcile, store: &Arc<dyn Store>, failure: &Failure) -> Result<Reconciled, Failure> {
+    let last = store.reconciled(Some(&options.name)).await?.into_iter().next();
+    let now = store.vitals().await?.now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let at_ms = i64::try_from(now.as_millis()).unwrap_or(i64::MAX);
+    let back = options.window.saturating_add(options.settles);
+    let from_ms = at_ms.saturating_sub(i64::try_from(back.as_millis()).unwrap_or(i64::MAX));
+    let known = last.unwrap_or_else(|| Reconciled {
+        name: options.name.clone(),
+        at_ms,
+        span: postroom::Span { from_ms, to_ms: from_ms },
+        took_seconds: 0.0,
+        days: Vec::new(),
+        consumers: Vec::new(),
+        unwritten: 0,
+        unwritten_changes: Vec::new(),
+        not_compared: 0,
+        notes: Vec::new(),
+        every_seconds: None,
+        partial: false,
+        business_trouble: None,
+        changes_trouble: None,
+        business_open_ms: None,
+        trouble: None,
+    });
+    Ok(Reconciled {
+        at_ms,
+        every_seconds: Some(options.every.as_secs_f64()),
+        partial: false,
+        trouble: Some(failure.text.clone()),
+        ..known
+    })
 }

@@ -341,10 +341,32 @@ async fn what_could_not_be_compared_never_passes_for_no_difference() {
         };
         assert_eq!(of_mail(&check), false, "{check:?}");
 
+        // What is known to be missing stays known while nobody can look: in the status, on the list and for a replay.
+        write(other, "");
+        execute(other, &forgotten("inbox", "message_id", &ids[..1])).await;
+        assert_eq!(run(&[]).1["consumers"][0]["missing"], 1);
+        write(&away, "");
+        let (_, result) = run(&[]);
+        assert_eq!((&result["consumers"][0]["missing"], &result["consumers"][0]["received"]), (&1.into(), &0.into()));
+        fails("1 messages that a consumer lacks");
+        let show = postroom(&["--json", "reconcile", "show", "orders", "--consumer", "mail", "--store", store]);
+        assert_eq!(json(&show)["messages"][0]["id"], ids[0].to_string(), "{show:?}");
+        assert!(text(&show.stderr).contains("an earlier one found"), "{show:?}");
+        // One that was asked for leaves it out, and does not count in its place.
+        write(other, "");
+        let (code, result) = run(&["--from", "2d", "--to", "26h"]);
+        assert_eq!((code, &result["partial"]), (Some(0), &true.into()), "{result}");
+        fails("1 messages that a consumer lacks");
+        execute(other, &received("mail", &ids[..1])).await;
+        assert_eq!(run(&[]).0, Some(0));
+        assert!(passes());
+
         write(other, "business = \"select tenant, kind, count(*) from no_such_table\"\n");
         let (code, result) = run(&[]);
         assert_eq!((code, &result["consumers"][0]["received"]), (Some(1), &3.into()), "{result}");
         assert!(result["business_trouble"].to_string().contains("no_such_table"), "{result}");
+        let open = result["business_open_ms"].as_i64().unwrap();
+        assert!(open <= result["span"]["from_ms"].as_i64().unwrap(), "asked about again: {result}");
         fails("1 sides that could not be compared");
 
         write(other, "");
@@ -356,6 +378,23 @@ async fn what_could_not_be_compared_never_passes_for_no_difference() {
         assert!(passes());
         assert_eq!(of_mail(&postroom(&["--json", "check", "--config", config.to_str().unwrap()])), true);
 
+        // An outbox that is empty has no message of any change; one whose messages are deleted too soon cannot tell.
+        let of_orders = "changes = \"select 'order', 'o-1', 1 where {from} < {to}\"\n";
+        let of_orders = match store.starts_with("sqlite") {
+            true => of_orders.replace("{from}", "?1").replace("{to}", "?2"),
+            false => of_orders.replace("{from}", "$1::timestamptz").replace("{to}", "$2::timestamptz"),
+        };
+        execute(store, "delete from postroom.outbox").await;
+        write(other, &of_orders);
+        let (code, result) = run(&[]);
+        assert_eq!((code, result["unwritten"].as_u64() > Some(0)), (Some(1), true), "{result}");
+        let text_of = std::fs::read_to_string(&config).unwrap();
+        std::fs::write(&config, format!("{text_of}[retention]\noutbox = \"30m\"\n")).unwrap();
+        let (code, result) = run(&[]);
+        assert_eq!(code, Some(1), "{result}");
+        assert!(result["changes_trouble"].to_string().contains("an hour longer"), "{result}");
+        write(other, "");
+        assert_eq!(run(&[]).0, Some(0));
         // Three that were due were left out.
         let earlier = match store.starts_with("sqlite") {
             true => "update postroom.reconciliations set at_ms = at_ms - 11000000",
@@ -443,8 +482,9 @@ async fn changes_without_a_message_are_named() {
         std::fs::write(&config, as_run.replace("from invoices", "from nowhere")).unwrap();
         let compared = run();
         assert_eq!(compared.status.code(), Some(1));
-        let trouble = json(&compared)["reconciled"][0]["business_trouble"].to_string();
-        assert!(trouble.contains("nowhere"), "{trouble}");
+        let result = json(&compared)["reconciled"][0].clone();
+        assert!(result["changes_trouble"].to_string().contains("nowhere"), "{result}");
+        assert!(result["business_open_ms"].is_i64(), "the time is asked about again: {result}");
         let refused = postroom(&["reconcile", "changes", "invoices", "--store", store]);
         assert!(text(&refused.stderr).contains("could not ask"), "{refused:?}");
     }

@@ -1,8 +1,8 @@
 //! Messages as an operator looks them up, and the test message that an operator sends.
 
 use postroom::{
-    BoxError, Deed, Listed, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, Outbox, StoreError,
-    StoredMessage, headers_from_json,
+    BoxError, Deed, Listed, ListedAfter, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, Outbox,
+    StoreError, StoredMessage, headers_from_json,
 };
 use tokio_postgres::Row;
 
@@ -22,9 +22,13 @@ pub(crate) async fn messages(connector: &Connector, filter: &MessageFilter, limi
     let failed = |error| store_error(WHAT, error);
     let mut session = OperatorSession::open(connector).await?;
     let tx = session.look().await?;
-    let MessageFilter { route, topic, key, place, newer_than, older_than } = filter;
+    let MessageFilter { route, topic, key, place, newer_than, older_than, after } = filter;
     let place = place.map(ListedPlace::as_str);
     let (newer, older) = (newer_than.map(|age| age.as_secs_f64()), older_than.map(|age| age.as_secs_f64()));
+    let after_us = after.as_ref().map(|after| after.occurred_us);
+    let after_id = after.as_ref().map(|after| after.id.replace('-', ""));
+    let after_seq = after.as_ref().map(|after| after.seq);
+    let after_route = after.as_ref().map(|after| after.route.as_deref().unwrap_or_default());
     // One more than asked for tells whether there are more.
     let more = limit.saturating_add(1);
     // As many rows of each lane as could all be on the list; more, when too few of them match.
@@ -33,22 +37,47 @@ pub(crate) async fn messages(connector: &Connector, filter: &MessageFilter, limi
         let rows = tx
             .query(
                 include_str!("sql/messages.sql"),
-                &[route, topic, key, &place, &newer, &older, &more, &share, &ROWS_MAX],
+                &[
+                    route,
+                    topic,
+                    key,
+                    &place,
+                    &newer,
+                    &older,
+                    &more,
+                    &share,
+                    &ROWS_MAX,
+                    &after_us,
+                    &after_id,
+                    &after_route,
+                    &after_seq,
+                ],
             )
             .await
             .map_err(failed)?;
-        let (mut listed, mut whole_to) = (Listed { messages: Vec::new(), cut: false }, None);
+        let (mut listed, mut whole_to) = (Listed { messages: Vec::new(), cut: false, next: None }, None);
+        let mut ends = Vec::new();
         for row in &rows {
-            if row.try_get::<_, bool>(8).map_err(failed)? {
+            if row.try_get::<_, bool>(10).map_err(failed)? {
                 listed.cut = true;
-                whole_to = row.try_get::<_, Option<f64>>(9).map_err(failed)?;
+                whole_to = row.try_get::<_, Option<f64>>(11).map_err(failed)?;
             }
             if row.try_get::<_, Option<uuid::Uuid>>(1).map_err(failed)?.is_some() {
+                let end: (Option<i64>, i64) = (row.try_get(8).map_err(failed)?, row.try_get(9).map_err(failed)?);
+                ends.push(end);
                 listed.messages.push(one(row).map_err(|source| StoreError::Refused { what: WHAT, source })?);
             }
         }
         let last = listed.messages.last().filter(|_| listed.messages.len() as i64 > limit);
         let enough = last.is_some_and(|last| whole_to.is_some_and(|age| last.age_seconds <= age));
+        // Beyond what every lane was looked at for, a page would leave messages out.
+        if (!listed.cut || enough) && listed.messages.len() as i64 > limit {
+            let last = usize::try_from(limit - 1).ok().and_then(|last| listed.messages.get(last).zip(ends.get(last)));
+            listed.next = last.and_then(|(message, (occurred_us, seq))| {
+                let (id, route) = (message.id.clone(), message.route.clone());
+                Some(ListedAfter { occurred_us: (*occurred_us)?, id, seq: *seq, route }.to_string())
+            });
+        }
         if !listed.cut || enough || share >= ROWS_MAX {
             break listed;
         }

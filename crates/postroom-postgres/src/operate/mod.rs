@@ -25,7 +25,7 @@ pub(crate) use prune::prune_inbox;
 pub(crate) use receptions::receptions;
 pub(crate) use retain::retain;
 pub(crate) use routes::{forget_route, routes, set_route};
-pub(crate) use session::{while_it_answers, with_blockers, within};
+pub(crate) use session::{OperatorSession, while_it_answers, with_blockers, within};
 pub(crate) use status::{status, unrouted_topics};
 pub(crate) use vitals::{note_sizes, vitals};
 pub(crate) use why::whereabouts;

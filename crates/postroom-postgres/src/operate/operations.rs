@@ -17,8 +17,9 @@ use crate::operate::dead::audit;
 use crate::operate::session::OperatorSession;
 use crate::text::{shown, shown_opt, word};
 
-/// Rows of each lane, or dead letters, that one look reads.
+/// Rows of each lane, or dead letters, that one look reads at most, and rows of each lane that it reads at least.
 const LANE_ROWS: i64 = 500;
+const LANE_ROWS_MIN: i64 = 20;
 const DEAD_ROWS: i64 = 5_000;
 /// Most messages whose outcome one step looks for.
 const OUTCOMES: i32 = 5_000;
@@ -39,7 +40,7 @@ pub(crate) async fn survey(
     let upto = upto(&tx, operation).await.map_err(failed)?;
     let scope =
         Scope { kind: operation.kind, side: operation.side, route: &operation.route, filter: &operation.filter };
-    let found = candidates(&tx, &scope, survey.to_seq, upto).await?;
+    let found = candidates(&tx, &scope, survey.to_seq, upto, LANE_ROWS).await?;
     let (ids, keys) = survey.add(&found);
     let ids: Vec<Uuid> = ids.into_iter().map(Uuid::from).collect();
     if !ids.is_empty() && operation.kind == OperationKind::Replay {
@@ -82,12 +83,18 @@ struct Scope<'a> {
     filter: &'a OperationFilter,
 }
 
-async fn candidates(tx: &Transaction<'_>, scope: &Scope<'_>, from: i64, upto: i64) -> Result<Candidates, StoreError> {
+async fn candidates(
+    tx: &Transaction<'_>,
+    scope: &Scope<'_>,
+    from: i64,
+    upto: i64,
+    lane_rows: i64,
+) -> Result<Candidates, StoreError> {
     let failed = |error| store_error("look for messages", error);
     let Scope { kind, side, route, filter } = scope;
     let ids: Option<Vec<Uuid>> =
         (!filter.ids.is_empty()).then(|| filter.ids.iter().map(|id| Uuid::from(*id)).collect());
-    let rows_max = if *kind == OperationKind::Replay { LANE_ROWS } else { DEAD_ROWS };
+    let rows_max = if *kind == OperationKind::Replay { lane_rows } else { DEAD_ROWS };
     let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![
         route,
         &from,
@@ -354,11 +361,26 @@ pub(crate) async fn steer(
 }
 
 /// One step of each operation that goes on.
-pub(crate) async fn step(connector: &Connector) -> Result<Stepped, StoreError> {
+///
+/// `kept` is the connection of the step before, and keeps this one's while there is more to do: ten new ones a second would cost more than the steps.
+pub(crate) async fn step(connector: &Connector, kept: &mut Option<OperatorSession>) -> Result<Stepped, StoreError> {
+    let mut session = match kept.take() {
+        Some(session) => session,
+        None => OperatorSession::open(connector).await?,
+    };
+    let stepped = step_in(&mut session).await?;
+    if stepped.given_out > 0 || stepped.going_on > 0 {
+        *kept = Some(session);
+    }
+    Ok(stepped)
+}
+
+async fn step_in(session: &mut OperatorSession) -> Result<Stepped, StoreError> {
     const FAILED: &str = "carry out operations";
     let failed = |error| store_error(FAILED, error);
-    let mut session = OperatorSession::open(connector).await?;
     let tx = session.deed().await?;
+    // What became of messages can be read again after a crash, so nobody waits for the disk.
+    tx.batch_execute("set local synchronous_commit = off").await.map_err(failed)?;
     let sql = "select d.id, d.kind, d.side, d.route, d.filter::text, d.upto_seq, d.cursor_seq, d.may from postroom.operations_due($1) d";
     let due = tx.query(sql, &[&OUTCOMES]).await.map_err(failed)?;
     tx.commit().await.map_err(failed)?;
@@ -371,13 +393,16 @@ pub(crate) async fn step(connector: &Connector) -> Result<Stepped, StoreError> {
             let numbers: (i64, i64, i64) = (row.try_get(5)?, row.try_get(6)?, row.try_get(7)?);
             Ok((row.try_get::<_, Uuid>(0)?, kind, side, route, filter, numbers))
         };
-        let (id, kind, side, route, filter, (upto, mut from, may)) =
+        let (id, kind, side, route, filter, (upto, mut from, mut may)) =
             read().map_err(|source| StoreError::Refused { what: FAILED, source })?;
         let scope = Scope { kind, side, route: &route, filter: &filter };
+        // No more rows than it takes if all match; more from look to look if they do not.
+        let (mut lane_rows, mut found_some) = (may.clamp(LANE_ROWS_MIN, LANE_ROWS), false);
         for _ in 0..LOOKS {
             let tx = session.deed().await?;
             tx.batch_execute("set local enable_seqscan = off").await.map_err(failed)?;
-            let found = candidates(&tx, &scope, from, upto).await?.at_most(usize::try_from(may).unwrap_or(0));
+            let found =
+                candidates(&tx, &scope, from, upto, lane_rows).await?.at_most(usize::try_from(may).unwrap_or(0));
             let seqs: Vec<i64> = found.found.iter().map(|candidate| candidate.headline.seq).collect();
             let sql = "select postroom.operation_step($1, $2, $3, $4, $5)";
             let row = tx.query_one(sql, &[&id, &seqs, &from, &found.to_seq, &found.all_read]).await.map_err(failed)?;
@@ -390,12 +415,14 @@ pub(crate) async fn step(connector: &Connector) -> Result<Stepped, StoreError> {
                 break;
             }
             from = found.to_seq;
-            // Without a match the next rows are looked at at once.
-            if !seqs.is_empty() {
-                stepped.going_on += 1;
+            found_some |= !seqs.is_empty();
+            may -= i64::try_from(seqs.len()).unwrap_or(may);
+            if may <= 0 {
                 break;
             }
+            lane_rows = lane_rows.saturating_mul(4).min(LANE_ROWS);
         }
+        stepped.going_on += usize::from(found_some);
     }
     Ok(stepped)
 }

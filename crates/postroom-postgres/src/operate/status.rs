@@ -20,15 +20,19 @@ const NEWEST_ROWS_MAX: i64 = 5_000;
 /// Every part of it is bounded by an index, which small tables would not make the planner use.
 const BY_INDEX: &str = "set local enable_seqscan = off";
 
-/// The newest result of each comparison, of those that count.
+/// The newest result of each comparison, of those that count. What a clock that was ahead has dated does not.
 const RECONCILED: &str = "
     select r.name, extract(epoch from clock_timestamp() - r.at)::float8, r.missing, r.strangers, r.days,
            (r.result->>'every_seconds')::float8, coalesce((r.result->>'not_compared')::bigint, 0),
            (select count(*) from jsonb_array_elements(r.result->'consumers') c where c->>'trouble' is not null)
-               + case when r.result->>'business_trouble' is null then 0 else 1 end,
+               + case when r.result->>'business_trouble' is null then 0 else 1 end
+               + case when r.result->>'changes_trouble' is null then 0 else 1 end
+               + case when r.result->>'trouble' is null then 0 else 1 end,
            coalesce((r.result->>'unwritten')::bigint, 0)
-      from (select distinct on (r.name) r.* from postroom.reconciliations r
-             where not coalesce((r.result->>'partial')::boolean, false) order by r.name, r.at desc limit 100) r
+      from (select distinct n.name from postroom.reconciliations n order by n.name limit 100) n
+     cross join lateral (select * from postroom.reconciliations r
+                          where r.name = n.name and r.at <= clock_timestamp() and not coalesce((r.result->>'partial')::boolean, false)
+                          order by r.at desc limit 1) r
      order by r.name";
 
 /// Reads the state of the store. Costs index scans bounded by the limits above, and writes nothing.

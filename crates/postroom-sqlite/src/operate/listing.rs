@@ -1,8 +1,8 @@
 //! Messages as an operator looks them up, and the test message that an operator sends.
 
 use postroom::{
-    Deed, Listed, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, StoreError, StoredMessage,
-    headers_from_json,
+    Deed, Listed, ListedAfter, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, StoreError,
+    StoredMessage, headers_from_json,
 };
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 
@@ -23,25 +23,27 @@ pub(crate) fn messages(connection: &Connection, filter: &MessageFilter, limit: i
                            from postroom_outbox order by seq desc limit {ROWS_MAX})
          select * from (
              select r.name as route, o.id, case when o.seq <= l.position_seq then 'done' else 'waiting' end as state,
-                    o.topic, o.type, o.key, 0 as attempts, o.occurred_ms
+                    o.topic, o.type, o.key, 0 as attempts, o.occurred_ms, o.seq
                from looked o join postroom_routes r join postroom_lanes l on l.route = r.name
               where {TAKES}
                 and not exists (select 1 from postroom_parked p where p.route = r.name and p.seq = o.seq and p.id = o.id)
                 and not exists (select 1 from postroom_dead_letters d where d.route = r.name and d.seq = o.seq and d.id = o.id)
              union all
-             select null, o.id, 'unrouted', o.topic, o.type, o.key, 0, o.occurred_ms from looked o
+             select null, o.id, 'unrouted', o.topic, o.type, o.key, 0, o.occurred_ms, o.seq from looked o
               where not exists (select 1 from postroom_routes r where {TAKES})
              union all
-             select route, id, state, topic, type, coalesce(key, aggregate_id), attempts, occurred_ms from postroom_parked
+             select route, id, state, topic, type, coalesce(key, aggregate_id), attempts, occurred_ms, seq from postroom_parked
              union all
-             select route, id, 'dead', topic, type, coalesce(key, aggregate_id), attempts, occurred_ms from postroom_dead_letters) m
+             select route, id, 'dead', topic, type, coalesce(key, aggregate_id), attempts, occurred_ms, seq from postroom_dead_letters) m
           where (?1 is null or m.route = ?1) and (?2 is null or m.topic = ?2) and (?3 is null or m.key = ?3)
             and (?4 is null or m.state = ?4)
             and (?5 is null or m.occurred_ms >= {NOW} - ?5) and (?6 is null or m.occurred_ms <= {NOW} - ?6)
-          order by m.occurred_ms desc, m.id desc, m.route limit ?7"
+            and (?8 is null or (m.occurred_ms, m.id, '') < (?8, ?9, '')
+                 or (m.occurred_ms = ?8 and m.id = ?9 and (coalesce(m.route, ''), m.seq) > (?10, ?11)))
+          order by m.occurred_ms desc, m.id desc, coalesce(m.route, ''), m.seq limit ?7"
     );
     let millis = |age: std::time::Duration| i64::try_from(age.as_millis()).unwrap_or(i64::MAX / 4);
-    let MessageFilter { route, topic, key, place, newer_than, older_than } = filter;
+    let MessageFilter { route, topic, key, place, newer_than, older_than, after } = filter;
     let parameters = params![
         route,
         topic,
@@ -49,11 +51,15 @@ pub(crate) fn messages(connection: &Connection, filter: &MessageFilter, limit: i
         place.map(ListedPlace::as_str),
         newer_than.map(millis),
         older_than.map(millis),
-        limit.saturating_add(1)
+        limit.saturating_add(1),
+        after.as_ref().map(|after| after.occurred_us.div_euclid(1000)),
+        after.as_ref().map(|after| after.id.as_str()),
+        after.as_ref().map(|after| after.route.as_deref().unwrap_or_default()),
+        after.as_ref().map(|after| after.seq),
     ];
     let clock: i64 = connection.query_row(&format!("select {NOW}"), [], |row| row.get(0)).map_err(failed)?;
     let read = |row: &Row<'_>| {
-        Ok(ListedMessage {
+        let message = ListedMessage {
             route: row.get(0)?,
             id: row.get(1)?,
             state: word(row, 2, ListedPlace::of)?,
@@ -62,19 +68,25 @@ pub(crate) fn messages(connection: &Connection, filter: &MessageFilter, limit: i
             key: text_or_null(row, 5)?,
             attempts: row.get(6)?,
             age_seconds: (clock - row.get::<_, i64>(7)?) as f64 / 1000.0,
-        })
+        };
+        Ok((message, (row.get::<_, i64>(7)?, row.get::<_, i64>(8)?)))
     };
-    let mut messages: Vec<ListedMessage> = connection
+    let mut found: Vec<(ListedMessage, (i64, i64))> = connection
         .prepare(&sql)
         .and_then(|mut statement| statement.query_map(parameters, read)?.collect())
         .map_err(failed)?;
-    let more = messages.len() as i64 > limit;
-    messages.truncate(limit.max(0) as usize);
+    let more = found.len() as i64 > limit;
+    found.truncate(limit.max(0) as usize);
+    let next = found.last().filter(|_| more).map(|(message, (ms, seq))| {
+        let (id, route) = (message.id.clone(), message.route.clone());
+        ListedAfter { occurred_us: ms.saturating_mul(1000), id, seq: *seq, route }.to_string()
+    });
+    let messages = found.into_iter().map(|(message, _)| message).collect();
     let of_outbox =
         place.is_none_or(|place| matches!(place, ListedPlace::Waiting | ListedPlace::Done | ListedPlace::Unrouted));
     let sql = "select count(*) from (select 1 from postroom_outbox limit ?1)";
     let rows: i64 = connection.query_row(sql, [ROWS_MAX + 1], |row| row.get(0)).map_err(failed)?;
-    Ok(Listed { messages, cut: more || (of_outbox && rows > ROWS_MAX) })
+    Ok(Listed { messages, cut: more || (of_outbox && rows > ROWS_MAX), next })
 }
 
 /// One message with its payload, from the first table that has it.

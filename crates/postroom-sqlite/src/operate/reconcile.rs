@@ -14,6 +14,7 @@ use crate::operate::status::TAKES;
 use crate::text::{text, text_or_null};
 
 const WHAT: &str = "compare messages with effects";
+const CHANGES: &str = "run the query `changes` of the comparison (it returns aggregate type, aggregate id and version, and has the parameters ?1 and ?2)";
 /// Groups of one span that are told apart.
 const GROUPS_MAX: usize = 10_000;
 
@@ -289,11 +290,12 @@ pub(crate) fn unwritten(
     type Versions = HashSet<(Option<String>, Option<i64>)>;
     let unwritten = || -> Result<Unwritten, rusqlite::Error> {
         connection.pragma_update(None, "query_only", true)?;
+        let snapshot = connection.unchecked_transaction()?;
         let mut messages: HashMap<String, Versions> = HashMap::new();
         let (from, to) = written.ids();
         let sql = "select o.topic, o.aggregate_type, o.aggregate_id, o.aggregate_version from postroom_outbox o
                     where replace(lower(o.id), '-', '') >= ?1 and replace(lower(o.id), '-', '') < ?2 and o.aggregate_id is not null";
-        let mut statement = connection.prepare(sql)?;
+        let mut statement = snapshot.prepare(sql)?;
         let mut rows = statement.query([from.simple().to_string(), to.simple().to_string()])?;
         while let Some(row) = rows.next()? {
             if topics.takes(&text(row, 0)?) {
@@ -306,7 +308,12 @@ pub(crate) fn unwritten(
             }
         }
         let mut found = Unwritten::default();
-        let mut statement = connection.prepare(query)?;
+        // Ids and types may be numbers there.
+        let query = query.trim().trim_end_matches(';');
+        let sql = format!(
+            "with c (type, id, version) as (\n{query}\n) select cast(c.type as text), cast(c.id as text), c.version from c"
+        );
+        let mut statement = snapshot.prepare(&sql)?;
         let mut rows = statement.query([changed.from_ms, changed.to_ms])?;
         while let Some(row) = rows.next()? {
             let change = AggregateChange {
@@ -324,7 +331,10 @@ pub(crate) fn unwritten(
         }
         Ok(found)
     };
-    unwritten().map_err(failed)
+    unwritten().map_err(|error| match failed(error) {
+        StoreError::Refused { source, .. } => StoreError::Refused { what: CHANGES, source },
+        other => other,
+    })
 }
 
 /// Keeps a result, and of each comparison the newest 100.

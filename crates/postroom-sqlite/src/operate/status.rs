@@ -78,11 +78,12 @@ fn reconciled_sql() -> String {
         "select r.name, ({NOW} - r.at_ms) / 1000.0, r.missing, r.strangers, r.days, r.result ->> '$.every_seconds',
                 coalesce(r.result ->> '$.not_compared', 0),
                 (select count(*) from json_each(r.result, '$.consumers') c where c.value ->> '$.trouble' is not null)
-                    + (r.result ->> '$.business_trouble' is not null),
+                    + (r.result ->> '$.business_trouble' is not null)
+                    + (r.result ->> '$.changes_trouble' is not null) + (r.result ->> '$.trouble' is not null),
                 coalesce(r.result ->> '$.unwritten', 0)
            from postroom_reconciliations r
           where r.at_ms = (select max(n.at_ms) from postroom_reconciliations n
-                            where n.name = r.name and not coalesce(n.result ->> '$.partial', 0))
+                            where n.name = r.name and n.at_ms <= {NOW} and not coalesce(n.result ->> '$.partial', 0))
           order by r.name limit 100"
     )
 }

@@ -106,6 +106,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
                 ("state", "only in this state, such as waiting, retry, dead or unrouted"),
                 ("newer_than_seconds", "only written at most so long ago"),
                 ("older_than_seconds", "only written at least so long ago"),
+                ("after", "only behind this place: the `next` of the page before"),
                 LIMIT,
             ],
             "messages-list",

@@ -46,6 +46,12 @@ pub(super) async fn messages(call: Call) -> Result<Answer> {
         place,
         newer_than: call.seconds("newer_than_seconds")?,
         older_than: call.seconds("older_than_seconds")?,
+        after: match call.text("after") {
+            None => None,
+            Some(after) => {
+                Some(after.parse().map_err(|why| Problem::bad("bad-query", format!("after cannot be read: {why}")))?)
+            }
+        },
     };
     Ok(Answer::json(call.store.messages(&filter, call.number("limit", LIMIT.0, LIMIT.1)?).await?))
 }

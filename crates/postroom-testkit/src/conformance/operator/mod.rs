@@ -539,6 +539,22 @@ pub async fn messages_are_listed_by_each_condition<F: Operated>(store: F) {
     let cut = store.operator().messages(&none(), 2).await.expect("messages");
     assert_eq!((cut.messages.len(), cut.cut), (2, true));
     assert_eq!(cut.messages[0].id, unread.id.to_string(), "the newest first");
+    // Page by page, the list is the same: nothing twice and nothing left out.
+    let whole = store.operator().messages(&none(), 100).await.expect("messages");
+    let whole: Vec<_> = whole.messages.into_iter().map(|message| (message.id, message.route)).collect();
+    for limit in [1, 2] {
+        let mut paged = Vec::new();
+        let mut after = None;
+        loop {
+            let filter = MessageFilter { after, ..none() };
+            let page = store.operator().messages(&filter, limit).await.expect("a page");
+            assert!(page.messages.len() as i64 <= limit);
+            paged.extend(page.messages.into_iter().map(|message| (message.id, message.route)));
+            let Some(next) = page.next else { break };
+            after = Some(next.parse().expect("a place"));
+        }
+        assert_eq!(paged, whole);
+    }
     // One that no route takes is nobody's, and must be found all the same.
     let change = RouteChange { topics: Some(TopicFilter::new(["orders"]).expect("a name")), ..RouteChange::default() };
     store.operator().set_route("orders", &change, &deed()).await.expect("set").expect("a route");
