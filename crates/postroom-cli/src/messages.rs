@@ -49,7 +49,7 @@ struct ListArgs {
     #[arg(long, value_parser = duration, value_name = "AGE")]
     older_than: Option<Duration>,
     /// Only those behind this place: the `next` of the page before
-    #[arg(long, value_name = "PLACE")]
+    #[arg(long, value_name = "PLACE", allow_hyphen_values = true)]
     after: Option<ListedAfter>,
     /// Maximum number of messages
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=100_000), value_name = "N")]

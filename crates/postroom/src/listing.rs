@@ -71,7 +71,7 @@ pub struct ListedAfter {
 }
 
 impl ListedAfter {
-    /// The year 9999: within what stores can say of a time.
+    /// About the year 9999, and as far before 1970: as large a number as stores do exact sums with.
     const LATEST_US: i64 = 253_402_300_799_000_000;
 }
 
@@ -95,7 +95,12 @@ impl FromStr for ListedAfter {
             let route = parts.next().map(str::to_owned);
             let digits = id.chars().filter(|c| *c != '-');
             let is_id = digits.clone().count() == 32 && digits.into_iter().all(|c| c.is_ascii_hexdigit());
-            (is_id && occurred_us.abs() <= Self::LATEST_US).then_some(Self { occurred_us, id, seq, route })
+            (is_id && (-Self::LATEST_US..=Self::LATEST_US).contains(&occurred_us)).then_some(Self {
+                occurred_us,
+                id,
+                seq,
+                route,
+            })
         };
         parse().ok_or_else(|| "use what the page before has as `next`".to_owned())
     }

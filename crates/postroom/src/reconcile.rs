@@ -238,7 +238,7 @@ pub struct Reconciled {
     /// How often it is made, in seconds; none: nobody said so.
     #[serde(default)]
     pub every_seconds: Option<f64>,
-    /// It was asked for about less than what is compared from time to time, so it does not take the place of that.
+    /// It was asked for about less than what is compared from time to time, so it is not kept.
     #[serde(default)]
     pub partial: bool,
     /// Why changes could not be compared; none: they were, or nobody asked.

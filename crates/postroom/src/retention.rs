@@ -33,6 +33,25 @@ pub struct TopicRetention {
 }
 
 impl Retention {
+    /// The shortest time for which messages of these topics are kept; none: for ever.
+    pub fn shortest_of(&self, topics: &TopicFilter) -> Option<Duration> {
+        let of_pattern = |pattern: &String| -> Vec<Option<Duration>> {
+            if !pattern.ends_with('*') {
+                let first = self.topics.iter().find(|entry| entry.topics.takes(pattern));
+                return vec![first.map_or(self.outbox, |entry| entry.outbox)];
+            }
+            // Any of these topics may be among the messages.
+            let begins = pattern.trim_end_matches('*');
+            let meets = |other: &String| match other.strip_suffix('*') {
+                Some(prefix) => prefix.starts_with(begins) || begins.starts_with(prefix),
+                None => other.starts_with(begins),
+            };
+            let entries = self.topics.iter().filter(|entry| entry.topics.patterns().iter().any(meets));
+            entries.map(|entry| entry.outbox).chain([self.outbox]).collect()
+        };
+        topics.patterns().iter().flat_map(of_pattern).flatten().min()
+    }
+
     /// What can expire.
     pub fn parts(&self) -> Vec<Part> {
         let outbox = self.outbox.is_some() || self.topics.iter().any(|topics| topics.outbox.is_some());
@@ -126,5 +145,31 @@ impl Removed {
     /// All of them.
     pub fn total(&self) -> u64 {
         self.outbox + self.dead + self.inbox + self.audit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comparison_is_bounded_by_the_retention_of_its_own_topics() {
+        let hours = |hours: u64| Duration::from_secs(hours * 3600);
+        let entry = |topic: &str, outbox| TopicRetention { topics: TopicFilter::new([topic]).unwrap(), outbox };
+        let topics = vec![entry("orders", Some(hours(30))), entry("metrics.*", Some(hours(2))), entry("kept", None)];
+        let retention = Retention { outbox: Some(hours(90)), topics, ..Retention::default() };
+        for (patterns, shortest) in [
+            (&["orders"][..], Some(hours(30))),
+            (&["kept"], None),
+            (&["others"], Some(hours(90))),
+            (&["orders", "metrics.cpu"], Some(hours(2))),
+            (&["metrics.cpu.*"], Some(hours(2))),
+            (&["m*"], Some(hours(2))),
+            (&["k*"], Some(hours(90))),
+            (&["*"], Some(hours(2))),
+        ] {
+            let filter = TopicFilter::new(patterns.iter().copied()).unwrap();
+            assert_eq!(retention.shortest_of(&filter), shortest, "{patterns:?}");
+        }
     }
 }

@@ -23,7 +23,7 @@ pub struct StoreStatus {
     pub reconciled: Vec<ReconciledStatus>,
 }
 
-/// What a comparison found last. One that was asked for about a shorter time does not count.
+/// What a comparison found last.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ReconciledStatus {
     /// Its name.

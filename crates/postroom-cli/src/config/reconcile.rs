@@ -87,6 +87,12 @@ fn comparison(table: &Table, at: &str) -> Result<Reconcile, String> {
             .collect::<Result<Vec<_>, _>>()?,
         Some(_) => return Err(format!("{at}consumers must be written as [[reconcile.consumers]]")),
     };
+    for (index, one) in consumers.iter().enumerate() {
+        let same = |other: &ReconciledConsumer| other.consumer == one.consumer && other.store == one.store;
+        if consumers.iter().skip(index + 1).any(same) {
+            return Err(format!("{at}consumers names {:?} of the same store twice", one.consumer.as_str()));
+        }
+    }
     let business = text(table, "business", at)?;
     let changes = text(table, "changes", at)?;
     if consumers.is_empty() && business.is_none() && changes.is_none() {
@@ -153,6 +159,10 @@ mod tests {
             ("name = \"a\"", "nothing to compare with"),
             ("name = \"a/b\"\nbusiness = \"x\"", "no slash"),
             ("name = \"a\"\nbusiness = \"x\"\nevery = \"1s\"", "at least 60 s"),
+            (
+                "name = \"a\"\n[[reconcile.consumers]]\nconsumer = \"b\"\n[[reconcile.consumers]]\nconsumer = \"b\"",
+                "of the same store twice",
+            ),
             ("name = \"a\"\nbusines = \"x\"", "did you mean \"business\"?"),
             ("name = \"a\"\n[[reconcile.consumers]]\nstore = \"x\"", "consumer is missing"),
             ("name = \"a\"\nbusiness = \"x\"\n[[reconcile]]\nname = \"a\"\nbusiness = \"x\"", "two comparisons"),

@@ -113,6 +113,15 @@ pub async fn compare(
         "[retention] deletes messages before they could be compared with changes; keep them an hour longer than `settles`"
             .to_owned()
     });
+    if let Some(from_ms) = kept_from_ms.filter(|from_ms| *from_ms > whole.from_ms)
+        && (options.business.is_some() || options.changes.is_some())
+    {
+        let note = format!(
+            "[retention] deletes messages, so changes before {} are not compared",
+            at(from_ms.min(whole.to_ms))
+        );
+        result.notes.push(note);
+    }
     let from = |begin: Option<i64>| {
         let from_ms = [begin, kept_from_ms].into_iter().flatten().fold(whole.from_ms, i64::max);
         Span { from_ms: from_ms.min(whole.to_ms), ..whole }
@@ -154,7 +163,14 @@ pub async fn compare(
         let from_ms = inbox.since_ms.map_or(span.from_ms, |since| since.clamp(span.from_ms, span.to_ms));
         let span = Span { from_ms, ..span };
         // A database that is away keeps nobody from comparing the others. What was left out is looked at the next time.
-        let found = match inbox.store.inbox_begins(&inbox.consumer).await {
+        let in_time = match inbox.since_ms {
+            Some(since) if since > at_ms => Err(StoreError::Refused {
+                what: "compare this consumer",
+                source: format!("its `since`, {}, has not come yet", at(since)).into(),
+            }),
+            _ => inbox.store.inbox_begins(&inbox.consumer).await,
+        };
+        let found = match in_time {
             Ok(begins) => consumer(store.as_ref(), route, inbox, topics, span, &mut seen, &mut more)
                 .await
                 .map(|compared| (begins, compared)),

@@ -54,8 +54,7 @@ impl Comparison {
             })
         };
         let inboxes = options.consumers.iter().map(inbox).collect::<Result<_, _>>()?;
-        let topics = config.retention.topics.iter().map(|topic| topic.outbox);
-        let kept = topics.chain([config.retention.outbox]).flatten().min();
+        let kept = config.retention.shortest_of(&options.topics);
         Ok(Self { options: options.clone(), route, store, inboxes, kept })
     }
 }
@@ -176,7 +175,10 @@ async fn run(args: RunArgs, json: bool) -> Result<(), Failure> {
         let mut progress = Progress::new("ids compared");
         let result = compare(&comparison, Asked { from_ms: args.from, to_ms: args.to }, |ids| progress.at(ids)).await?;
         progress.end();
-        store.note_reconciled(&result).await?;
+        // One that leaves something out must not take the place of one that does not.
+        if !result.partial {
+            store.note_reconciled(&result).await?;
+        }
         results.push(result);
     }
     shown(&results, json);
@@ -212,7 +214,7 @@ fn lines(result: &Reconciled) -> Vec<String> {
     )];
     if result.partial {
         lines.push(
-            "note: this is about a part of the usual time, or leaves out what an earlier comparison left open"
+            "note: this is about a part of the usual time, or leaves out what an earlier comparison left open, so it is shown and not kept"
                 .to_owned(),
         );
     }
@@ -283,9 +285,14 @@ fn lines(result: &Reconciled) -> Vec<String> {
             result.name
         ));
     }
+    let open: u64 = result.consumers.iter().map(|one| one.unsent + one.dead_on_route + one.waiting + one.dead).sum();
     let verdict = match (result.missing(), result.strangers(), result.days_that_differ() + result.unwritten) {
         (0, 0, 0) if !troubles.is_empty() => "no difference in what could be compared".to_owned(),
         (0, 0, 0) if result.not_compared > 0 => "no difference in what could be compared".to_owned(),
+        (0, 0, 0) if open > 0 => format!(
+            "nothing is missing, and {} had no effect so far: not sent yet, dead, or waiting at a consumer",
+            counted(i64::try_from(open).unwrap_or(i64::MAX), false, "message")
+        ),
         (0, 0, 0) => "no difference".to_owned(),
         (missing, strangers, _) => format!(
             "{} missing, {} in no outbox, {} with another number of changes than messages, {} without a message",

@@ -357,6 +357,16 @@ async fn what_could_not_be_compared_never_passes_for_no_difference() {
         let (code, result) = run(&["--from", "2d", "--to", "26h"]);
         assert_eq!((code, &result["partial"]), (Some(0), &true.into()), "{result}");
         fails("1 messages that a consumer lacks");
+        let show = postroom(&["--json", "reconcile", "show", "orders", "--consumer", "mail", "--store", store]);
+        assert_eq!(json(&show)["messages"][0]["id"], ids[0].to_string(), "{show:?}");
+        // SQLite takes ids as they were written.
+        if store.starts_with("sqlite") {
+            let rewrite =
+                format!("update postroom.outbox set id = upper(replace(id, '-', '')) where id = '{}'", ids[0]);
+            execute(store, &rewrite).await;
+        }
+        let preview = ["--json", "replay", "--missing", "orders/mail", "--dry-run", "--store", store];
+        assert_eq!(json(&postroom(&preview))["preview"]["matching"], 1);
         execute(other, &received("mail", &ids[..1])).await;
         assert_eq!(run(&[]).0, Some(0));
         assert!(passes());
@@ -393,6 +403,15 @@ async fn what_could_not_be_compared_never_passes_for_no_difference() {
         let (code, result) = run(&[]);
         assert_eq!(code, Some(1), "{result}");
         assert!(result["changes_trouble"].to_string().contains("an hour longer"), "{result}");
+        write(other, "");
+        assert_eq!(run(&[]).0, Some(0));
+        // A consumer that begins in the future is a mistake, and not one that lacks nothing.
+        let text_of = std::fs::read_to_string(&config).unwrap();
+        let since = text_of.replace("consumer = \"mail\"\n", "consumer = \"mail\"\nsince = \"2999-01-01T00:00:00Z\"\n");
+        std::fs::write(&config, since).unwrap();
+        let (code, result) = run(&[]);
+        assert_eq!(code, Some(1), "{result}");
+        assert!(result["consumers"][0]["trouble"].to_string().contains("has not come yet"), "{result}");
         write(other, "");
         assert_eq!(run(&[]).0, Some(0));
         // Three that were due were left out.

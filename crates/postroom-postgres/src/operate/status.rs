@@ -31,7 +31,7 @@ const RECONCILED: &str = "
            coalesce((r.result->>'unwritten')::bigint, 0)
       from (select distinct n.name from postroom.reconciliations n order by n.name limit 100) n
      cross join lateral (select * from postroom.reconciliations r
-                          where r.name = n.name and r.at <= clock_timestamp() and not coalesce((r.result->>'partial')::boolean, false)
+                          where r.name = n.name and r.at <= clock_timestamp()
                           order by r.at desc limit 1) r
      order by r.name";
 

@@ -163,7 +163,11 @@ impl Guard {
             return if needed <= local.role { Ok(local) } else { Err(Refused::Role(needed)) };
         }
         let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let Some(given) = given.and_then(|value| value.strip_prefix("Bearer ")) else { return Err(Refused::Unknown) };
+        // The scheme's name is the same in upper and lower case (RFC 9110, section 11.1).
+        let given = given.and_then(|value| value.split_once(' '));
+        let Some((_, given)) = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("Bearer")) else {
+            return Err(Refused::Unknown);
+        };
         if self.too_many(false) {
             return Err(Refused::TooMany);
         }
@@ -234,7 +238,7 @@ mod tests {
 
     fn token(role: Role, random: u8) -> (Token, HeaderMap) {
         let new = NewToken::from_random([random; 32]);
-        let headers = asking(header::AUTHORIZATION, &format!("Bearer {}", new.secret));
+        let headers = asking(header::AUTHORIZATION, &format!("bearer {}", new.secret));
         (Token::new("grafana", role, &new.sha256).unwrap(), headers)
     }
 

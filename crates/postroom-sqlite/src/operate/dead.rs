@@ -162,7 +162,7 @@ fn chosen(
         "select d.{route}, d.seq, d.id, d.topic, d.type, coalesce(d.key, d.aggregate_id), d.tenant_id, d.aggregate_id,
                 d.attempts, d.cause, d.error, ({NOW} - d.died_ms) / 1000.0, length(cast(d.payload as blob)), d.headers, d.history
            from {table} d
-          where (?1 is null or d.{route} = ?1) and (?2 is null or d.id = ?2) and (?3 is null or d.topic = ?3)
+          where (?1 is null or d.{route} = ?1) and (?2 is null or replace(lower(d.id), '-', '') = replace(?2, '-', '')) and (?3 is null or d.topic = ?3)
             and (?4 is null or d.type = ?4) and (?5 is null or d.tenant_id = ?5) and (?6 is null or d.aggregate_id = ?6)
             and (?7 is null or instr(d.error, ?7) > 0)
             and (?8 is null or d.died_ms >= {NOW} - ?8) and (?9 is null or d.died_ms <= {NOW} - ?9)

@@ -83,7 +83,7 @@ fn reconciled_sql() -> String {
                 coalesce(r.result ->> '$.unwritten', 0)
            from postroom_reconciliations r
           where r.at_ms = (select max(n.at_ms) from postroom_reconciliations n
-                            where n.name = r.name and n.at_ms <= {NOW} and not coalesce(n.result ->> '$.partial', 0))
+                            where n.name = r.name and n.at_ms <= {NOW})
           order by r.name limit 100"
     )
 }

@@ -126,7 +126,7 @@ pub(super) fn candidates(
         "select o.seq, {id}, o.type, o.topic, {key}, {at}, {cause}, {error}, ({NOW} - {at}) / 1000.0, {ready}
            from {table} o
           where o.{of_table} and o.seq > ?2 and o.seq <= ?4
-            and (?3 is null or {id} in (select value from json_each(?3)))
+            and (?3 is null or replace(lower({id}), '-', '') in (select replace(value, '-', '') from json_each(?3)))
             and (?5 is null or {at} >= ?5) and (?6 is null or {at} < ?6) and (?7 is null or o.topic = ?7)
             and (?8 is null or o.type = ?8) and (?9 is null or {key} = ?9) and (?10 is null or o.tenant_id = ?10)
             and (?11 is null or o.aggregate_id = ?11) and (?12 is null or instr({error}, ?12) > 0) and {takes}
