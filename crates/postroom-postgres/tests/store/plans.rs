@@ -96,7 +96,8 @@ async fn reads_are_index_scans_whose_cost_does_not_grow_with_the_backlog() {
     assert_eq!(long["Actual Rows"].as_f64().unwrap() as i64, 16 * 62 + 1);
     let (short, long) = (buffers(&short), buffers(&long));
     println!("buffers for the next thousand: {short} at a backlog of 1,000, {long} at a million");
-    assert!(long < short * 3 / 2, "{long} buffers at a million, {short} at a thousand");
+    // Reading the backlog would be tens of thousands. Each transaction of another test that is in progress at one of the two costs up to 16 or so.
+    assert!(long < short * 3 / 2 + 1_000, "{long} buffers at a million, {short} at a thousand");
 
     // Late rows: transactions that were open when the snapshot was taken, with rows behind the position.
     let mut writers = Vec::new();
