@@ -179,8 +179,11 @@ pub async fn compare(
         let (begins, mut compared) = match found {
             Ok(found) => found,
             Err(error) => {
-                let before = last.iter().flat_map(|last| &last.consumers);
-                let before = before.into_iter().find(|one| one.consumer == inbox.consumer.as_str()).cloned();
+                let before = || {
+                    last.iter().flat_map(|last| &last.consumers).filter(|one| inbox.consumer.as_str() == one.consumer)
+                };
+                // Its URL may have been changed since.
+                let before = before().find(|one| one.store == inbox.store.shown()).or_else(|| before().next()).cloned();
                 let before = before.unwrap_or_default();
                 result.consumers.push(ConsumerCompared {
                     consumer: inbox.consumer.to_string(),

@@ -301,8 +301,7 @@ pub(crate) async fn unwritten(
          ),
          written as materialized (
              select o.aggregate_type, o.aggregate_id, o.aggregate_version from postroom.outbox o
-              where o.id >= $4 and o.id < $5 and o.aggregate_id is not null
-                and exists (select from unnest($3::text[]) t where o.topic = t or (t like '%*' and starts_with(o.topic, left(t, -1))))
+              where o.id >= $4 and o.id < $5 and o.aggregate_id is not null and {TAKES}
          ),
          unwritten as (
              select * from changed c

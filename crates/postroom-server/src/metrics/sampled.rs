@@ -207,7 +207,8 @@ fn reconciled(e: &mut DescriptorEncoder<'_>, reconciled: &[ReconciledStatus]) ->
     gauge(e, "reconcile_unwritten_changes", None, help, &of(&|one| one.unwritten as f64))?;
     let help = "Messages that the last comparison could not compare, since their ids have no time in them";
     gauge(e, "reconcile_uncompared_messages", None, help, &of(&|one| one.not_compared as f64))?;
-    let help = "Consumers, and the business query, that the last comparison could not compare at all";
+    let help =
+        "Consumers and queries that the last comparison could not compare at all; also 1 if it failed as a whole";
     gauge(e, "reconcile_uncompared_sides", None, help, &of(&|one| one.troubles as f64))
 }
 
