@@ -10,6 +10,7 @@ grant execute on function
     postroom.missing_indexes(),
     postroom.positions_are_foreign(),
     postroom.failure_noted(jsonb, integer, text),
+    postroom.refresh_statistics(),
     postroom.retain_outbox(smallint, bigint, text[], interval[], interval, integer),
     postroom.outbox_expired(smallint, bigint, text[], interval[], interval, integer),
     postroom.archive_begin(smallint[], bigint[], interval),

@@ -7,6 +7,7 @@ mod admission;
 mod claim_cost;
 mod drain;
 mod latency;
+mod mariadb;
 mod measure;
 mod ours;
 mod replay;
@@ -25,7 +26,7 @@ use postroom::BoxError;
 /// What to measure, and how much of it.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Only these: drain, null, poison, claim, latency, held, business, steady, idle, admission, retention, replay
+    /// Only these: drain, null, poison, claim, latency, held, business, steady, idle, admission, retention, replay, mariadb
     only: Vec<String>,
     /// Rounds of each rival
     #[arg(long, default_value_t = 3)]
@@ -109,7 +110,10 @@ async fn run(args: &Args, report: &mut Report) -> Result<(), BoxError> {
     if wanted("admission") {
         admission::by_history(report, args.rounds, args.history).await?;
     }
-    // These take long: only when they are asked for.
+    // These take long, or start a server of their own: only when they are asked for.
+    if args.only.iter().any(|only| only == "mariadb") {
+        mariadb::four_relays(report, args.messages, args.rounds).await?;
+    }
     if args.only.iter().any(|only| only == "retention") {
         let times =
             retention::Times { run: Duration::from_secs(args.retention_minutes * 60), keep: Duration::from_secs(300) };

@@ -127,8 +127,9 @@ pub async fn beside_new_traffic(report: &mut Report, messages: usize, rate: u32)
     let store = postroom_postgres::Database::new(database.url())?;
     let began = Instant::now();
     let mut operation: Option<(String, Instant)> = None;
-    let (mut kills, mut over, mut shown) = (0, None, None::<ShownOperation>);
-    let (mut before, mut during) = (Vec::new(), Vec::new());
+    let (mut kills, mut shown) = (0, None::<ShownOperation>);
+    let (mut done_at, mut over) = (None::<Instant>, None::<Instant>);
+    let (mut without, mut during) = (Vec::new(), Vec::new());
     let mut open: HashMap<MessageId, Instant> = HashMap::new();
     let mut early: HashMap<MessageId, Instant> = HashMap::new();
     let (mut new, mut old) = (0_usize, HashSet::with_capacity(messages));
@@ -163,7 +164,7 @@ pub async fn beside_new_traffic(report: &mut Report, messages: usize, rate: u32)
                 if operation.is_none() && began.elapsed() > BASELINE {
                     operation = Some((begin(&database, rate).await?, Instant::now()));
                 }
-                if let Some((id, _)) = &operation && over.is_none() {
+                if let Some((id, _)) = &operation && done_at.is_none() {
                     let found = store.operations(Some(id.parse()?), 1).await?.into_iter().next().ok_or("no operation")?;
                     let part = found.done as f64 / messages as f64;
                     if kills < KILLS_AT.len() && part > KILLS_AT[kills] {
@@ -172,10 +173,13 @@ pub async fn beside_new_traffic(report: &mut Report, messages: usize, rate: u32)
                         kills += 1;
                     }
                     if found.state == OperationState::Done {
-                        over = Some(Instant::now());
-                        stop.store(true, Ordering::Relaxed);
+                        done_at = Some(Instant::now());
                     }
                     shown = Some(found);
+                }
+                if over.is_none() && done_at.is_some_and(|at| at.elapsed() > BASELINE) {
+                    over = Some(Instant::now());
+                    stop.store(true, Ordering::Relaxed);
                 }
                 if let Some(at) = over {
                     let all = written.load(Ordering::Relaxed);
@@ -189,11 +193,12 @@ pub async fn beside_new_traffic(report: &mut Report, messages: usize, rate: u32)
             }
         }
         if let Some(latency) = latency {
-            let times = if operation.is_none() {
-                // The first seconds are of a relay that begins.
-                (began.elapsed() > Duration::from_secs(10)).then_some(&mut before)
-            } else {
-                (kills == 0 && over.is_none()).then_some(&mut during)
+            // The first seconds are of a relay that begins, or that was killed.
+            let quiet = |since: Instant| since.elapsed() > Duration::from_secs(10);
+            let times = match (&operation, done_at) {
+                (None, _) => quiet(began).then_some(&mut without),
+                (Some(_), Some(done_at)) => (quiet(done_at) && over.is_none()).then_some(&mut without),
+                (Some(_), None) => (kills == 0).then_some(&mut during),
             };
             times.into_iter().for_each(|times| times.push(latency.as_secs_f64() * 1000.0));
         }
@@ -210,15 +215,15 @@ pub async fn beside_new_traffic(report: &mut Report, messages: usize, rate: u32)
         format!("From the commit to the consumer at {NEW_RATE}/s"),
         "ms",
         vec![
-            row("p50 before the replay", percentile(&before, 0.5)),
+            row("p50 without a replay", percentile(&without, 0.5)),
             row("p50 during it", percentile(&during, 0.5)),
-            row("p99 before the replay", percentile(&before, 0.99)),
+            row("p99 without a replay", percentile(&without, 0.99)),
             row("p99 during it", percentile(&during, 0.99)),
         ],
     );
     report.note(format!(
-        "p99 during the replay, until the first kill, is {:.2} times that before it",
-        percentile(&during, 0.99) / percentile(&before, 0.99)
+        "p99 during the replay, until the first kill, is {:.2} times that of a minute before and a minute after it",
+        percentile(&during, 0.99) / percentile(&without, 0.99)
     ));
     report.table(
         format!("A replay of {messages} messages at up to {rate}/s beside new traffic, the relay killed {kills} times"),

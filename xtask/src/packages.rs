@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use postroom_testkit::services;
 
@@ -14,6 +15,9 @@ use crate::steps::step;
 
 const APT_GET: &str = "/usr/bin/apt-get";
 const POLICY: &str = "/usr/sbin/policy-rc.d";
+/// Held by every apt and dpkg at work, on a new machine often by the one that looks for updates.
+const LOCKS: [&str; 3] = ["/var/lib/apt/lists/lock", "/var/lib/dpkg/lock-frontend", "/var/cache/apt/archives/lock"];
+const LOCKED_AT_MOST: Duration = Duration::from_secs(600);
 /// 101: the action is forbidden.
 const POLICY_TEXT: &str = "#!/bin/sh\n# put here by postroom's `cargo xtask`, which removes it again\nexit 101\n";
 
@@ -52,7 +56,23 @@ pub(crate) fn ensure(held: &Held) -> Result<(), Failure> {
     }
 }
 
+/// Waits until no other apt or dpkg works, as far as the kernel's list of locks tells; apt itself waits for some of its locks only.
+#[expect(clippy::disallowed_methods, reason = "nothing tells that another process has ended")]
+fn wait_for_locks() {
+    let since = Instant::now();
+    let inodes = || LOCKS.iter().filter_map(|lock| fs::metadata(lock).ok()).map(|about| format!(":{} ", about.ino()));
+    let held = || fs::read_to_string("/proc/locks").is_ok_and(|locks| inodes().any(|inode| locks.contains(&inode)));
+    let mut told = false;
+    while held() && since.elapsed() < LOCKED_AT_MOST {
+        if !std::mem::replace(&mut told, true) {
+            eprintln!("    another apt or dpkg is at work; waiting for it");
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
 fn apt_get(held: &Held, args: &[&str]) -> Result<(), Failure> {
+    wait_for_locks();
     let mut command = Command::new(APT_GET);
     command.arg("-q").args(args).env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1");
     let status = held.run(&mut command)?;

@@ -18,8 +18,8 @@ const FEATURES: [(&str, &[&str]); 6] = [
     ("postroom-postgres", &["", "tokio-postgres", "sqlx", "sqlx-08", "sqlx,sqlx-08", "tokio-postgres,sqlx,sqlx-08"]),
     ("postroom-sqlite", &["", "rusqlite", "sqlx", "rusqlite,sqlx"]),
     ("postroom-brokers", &["", "rabbitmq"]),
-    ("postroom-archive", &["", "s3"]),
-    ("postroom-cli", &["", "otlp", "s3"]),
+    ("postroom-archive", &["", "parquet", "s3"]),
+    ("postroom-cli", &["", "otlp", "parquet", "s3"]),
 ];
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {

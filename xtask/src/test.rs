@@ -96,7 +96,7 @@ pub(crate) fn build_programs(workspace: &Workspace, held: &Held) -> Result<(), F
             "-p",
             "checkout",
             "--features",
-            "postroom-cli/crash-points,postroom-cli/otlp,postroom-cli/s3",
+            "postroom-cli/crash-points,postroom-cli/otlp,postroom-cli/parquet,postroom-cli/s3",
         ]);
         if held.run(&mut cargo)?.success() { Ok(()) } else { Err(Failure::work("the build failed, see above")) }
     })

@@ -12,17 +12,18 @@ const LINES_MAX: usize = 700;
 const BROKER_NAMES: [&str; 2] = ["rabbitmq", "lapin"];
 /// Folders where no broker may be named: they must work with any. A broker's name belongs in its folder, in the one list, and in
 /// the Cargo feature.
-const BROKER_FREE: [&str; 8] = [
+const BROKER_FREE: [&str; 9] = [
     "crates/postroom/src",
     "crates/postroom-relay/src",
     "crates/postroom-consumer/src",
     "crates/postroom-server/src",
     "crates/postroom-postgres/src",
     "crates/postroom-sqlite/src",
+    "crates/postroom-mysql/src",
     "crates/postroom-brokers/src/in_process",
     "crates/postroom-brokers/src/lines",
 ];
-const STORE_NAMES: [&str; 2] = ["postroom_postgres", "postroom_sqlite"];
+const STORE_NAMES: [&str; 3] = ["postroom_postgres", "postroom_sqlite", "postroom_mysql"];
 /// Where no store may be named: programs know a store by its ports. The one list of stores and the demo, which is an application on
 /// SQLite, are the exceptions.
 const STORE_FREE: [&str; 6] = [

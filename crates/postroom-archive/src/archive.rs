@@ -14,11 +14,12 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::line;
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, ParquetObject};
 use crate::place::Place;
 
 const FOLDER: &str = "outbox";
 const OBJECT: &str = ".jsonl.zst";
+const PARQUET: &str = ".parquet";
 const MANIFEST: &str = ".manifest.json";
 /// Larger than any segment that we write.
 const LINES_BYTES_MAX: u64 = 2 << 30;
@@ -54,6 +55,10 @@ pub enum ArchiveError {
     /// A message that has no line.
     #[error("write a message as JSON")]
     Line(#[from] serde_json::Error),
+    /// Messages that have no Parquet file.
+    #[cfg(feature = "parquet")]
+    #[error("write messages as a Parquet file")]
+    Parquet(#[from] parquet::errors::ParquetError),
 }
 
 /// What an archive has.
@@ -67,12 +72,27 @@ pub struct Found {
     pub unfinished: Vec<String>,
 }
 
+/// Which archive, and what it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArchiveOptions {
+    /// Where it is.
+    pub place: Place,
+    /// Segments that are written from now on have a Parquet file beside their lines. Needs the feature `parquet`.
+    pub parquet: bool,
+}
+
+impl From<Place> for ArchiveOptions {
+    fn from(place: Place) -> Self {
+        Self { place, parquet: false }
+    }
+}
+
 /// An archive that can be reached, as far as is known without asking.
 #[derive(Debug, Clone)]
 pub struct Archive {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
-    place: Place,
+    options: ArchiveOptions,
 }
 
 /// Archived messages have their payloads.
@@ -90,7 +110,8 @@ fn warn_if_readable(_: &std::path::Path) {}
 
 impl Archive {
     /// The archive at this place. A folder must be there: one that is missing may be a volume that is not mounted.
-    pub fn open(place: &Place) -> Result<Self, ArchiveError> {
+    pub fn open(options: &ArchiveOptions) -> Result<Self, ArchiveError> {
+        let place = &options.place;
         let opened = place.open();
         let (store, prefix) = opened.map_err(|source| ArchiveError::Unreachable {
             what: "open the folder or bucket (a folder must exist before it is used)",
@@ -100,20 +121,24 @@ impl Archive {
         if let Place::Folder(folder) = place {
             warn_if_readable(folder);
         }
-        Ok(Self { store, prefix, place: place.clone() })
+        Ok(Self { store, prefix, options: options.clone() })
     }
 
     /// Where it is.
     pub fn place(&self) -> &Place {
-        &self.place
+        &self.options.place
     }
 
     fn failed(&self, what: &'static str) -> impl Fn(object_store::Error) -> ArchiveError {
-        move |source| ArchiveError::Unreachable { what, place: self.place.to_string(), source }
+        move |source| ArchiveError::Unreachable { what, place: self.options.place.to_string(), source }
     }
 
     fn damaged(&self, object: &str, problem: impl Into<String>) -> ArchiveError {
-        ArchiveError::Damaged { place: self.place.to_string(), object: object.to_owned(), problem: problem.into() }
+        ArchiveError::Damaged {
+            place: self.options.place.to_string(),
+            object: object.to_owned(),
+            problem: problem.into(),
+        }
     }
 
     fn path(&self, name: &str) -> Path {
@@ -136,12 +161,23 @@ impl Archive {
         if let Some(manifest) = self.found(outbox, segment, &messages).await? {
             return Ok(manifest);
         }
-        let encoded =
-            tokio::task::spawn_blocking(move || encode(outbox, segment, &messages).map(|done| (done, messages))).await;
-        let ((manifest, bytes), messages) = encoded.map_err(|error| serde_json::Error::io(error.into()))??;
+        let parquet = self.options.parquet;
+        let encoded = tokio::task::spawn_blocking(move || {
+            let (mut manifest, bytes) = encode(outbox, segment, &messages)?;
+            let mut objects = vec![(manifest.object.clone(), bytes)];
+            if parquet {
+                let (about, bytes) = encode_parquet(outbox, segment, &messages)?;
+                objects.push((about.object.clone(), bytes));
+                manifest.parquet = Some(about);
+            }
+            Ok::<_, ArchiveError>((manifest, objects, messages))
+        });
+        let (manifest, objects, messages) = encoded.await.map_err(|error| serde_json::Error::io(error.into()))??;
         let put = self.failed("write a segment");
-        self.store.put(&self.path(&manifest.object), bytes.into()).await.map_err(&put)?;
-        crash_point("archive-object");
+        for (object, bytes) in objects {
+            self.store.put(&self.path(&object), bytes.into()).await.map_err(&put)?;
+            crash_point("archive-object");
+        }
         let text = serde_json::to_vec_pretty(&manifest)?;
         self.store.put(&self.path(&manifest_of(outbox, segment)), text.into()).await.map_err(&put)?;
         crash_point("archive-manifest");
@@ -149,7 +185,7 @@ impl Archive {
         if let Some(found) = found {
             return Ok(found);
         }
-        let here = self.read(&manifest).await?;
+        let here = self.verify(&manifest).await?;
         let other = messages.iter().find(|message| !here.contains(message)).map(|message| message.id);
         let which = other.map(|id| format!("message {id} read back is not as it was written")).unwrap_or_default();
         Err(self.damaged(&manifest.object, which))
@@ -164,7 +200,7 @@ impl Archive {
     ) -> Result<Option<Manifest>, ArchiveError> {
         let read = async {
             let manifest = self.manifest(&manifest_of(outbox, segment)).await?;
-            let here = self.read(&manifest).await?;
+            let here = self.verify(&manifest).await?;
             Ok((manifest, here))
         };
         let (manifest, here) = match read.await {
@@ -172,6 +208,9 @@ impl Archive {
             Err(error @ ArchiveError::Unreachable { .. }) if !is_missing(&error) => return Err(error),
             Err(_) => return Ok(None),
         };
+        if self.options.parquet && manifest.parquet.is_none() {
+            return Ok(None);
+        }
         // Whoever removed some of them from the outbox by hand meanwhile does not remove them here.
         let here: HashMap<_, _> = here.iter().map(|message| (message.id, message)).collect();
         let all = messages.iter().all(|message| here.get(&message.id) == Some(&message));
@@ -198,8 +237,10 @@ impl Archive {
                 format!("its format is {}, and this program knows format 1; use a newer one", manifest.format);
             return Err(self.damaged(name, problem));
         }
+        let stem = stem_of(manifest.outbox, manifest.segment);
         let its_own = name == manifest_of(manifest.outbox, manifest.segment)
-            && manifest.object.starts_with(&stem_of(manifest.outbox, manifest.segment));
+            && manifest.object.starts_with(&stem)
+            && manifest.parquet.as_ref().is_none_or(|parquet| parquet.object.starts_with(&stem));
         if !its_own {
             return Err(self.damaged(name, "it is about another segment"));
         }
@@ -230,8 +271,11 @@ impl Archive {
                 Err(error) => return Err(error),
             }
         }
-        let meant: HashSet<&str> = manifests.iter().map(|manifest| manifest.object.as_str()).collect();
-        let unmeant = names.iter().filter(|name| name.ends_with(OBJECT) && !meant.contains(name.as_str()));
+        let of =
+            |manifest: &Manifest| [Some(manifest.object.clone()), manifest.parquet.clone().map(|about| about.object)];
+        let meant: HashSet<String> = manifests.iter().flat_map(of).flatten().collect();
+        let is_object = |name: &str| name.ends_with(OBJECT) || name.ends_with(PARQUET);
+        let unmeant = names.iter().filter(|name| is_object(name) && !meant.contains(name.as_str()));
         let unfinished = unmeant.cloned().collect();
         manifests.sort_by_key(|manifest| manifest.segment);
         Ok(Found { manifests, damaged, unfinished })
@@ -245,6 +289,52 @@ impl Archive {
         let decoded = decoded.unwrap_or_else(|error| Err(error.to_string()));
         decoded.map_err(|problem| self.damaged(&manifest.object, problem))
     }
+
+    /// The messages of a segment, if all of its objects are as they were written. A program without the feature `parquet` compares
+    /// the SHA-256 of a Parquet file alone, and not its rows.
+    pub async fn verify(&self, manifest: &Manifest) -> Result<Vec<ArchivedMessage>, ArchiveError> {
+        let messages = self.read(manifest).await?;
+        let Some(about) = &manifest.parquet else { return Ok(messages) };
+        let bytes = self.bytes(&about.object, about.bytes).await?;
+        if bytes.len() as u64 != about.bytes || hex(&Sha256::digest(&bytes)) != about.sha256 {
+            return Err(self.damaged(&about.object, "its SHA-256 or its length is not that of the manifest"));
+        }
+        let compared = tokio::task::spawn_blocking(move || (has_rows(bytes, &messages), messages)).await;
+        let (same, messages) = compared.map_err(|error| self.damaged(&about.object, error.to_string()))?;
+        match same {
+            Ok(true) => Ok(messages),
+            Ok(false) => Err(self.damaged(&about.object, "its rows are not the messages of the lines beside it")),
+            Err(problem) => Err(self.damaged(&about.object, problem)),
+        }
+    }
+}
+
+#[cfg(feature = "parquet")]
+fn encode_parquet(
+    outbox: Uuid,
+    segment: SegmentId,
+    messages: &[ArchivedMessage],
+) -> Result<(ParquetObject, Vec<u8>), ArchiveError> {
+    let bytes = crate::parquet_file::write(messages)?;
+    let sha256 = hex(&Sha256::digest(&bytes));
+    let object = format!("{}-{}{PARQUET}", stem_of(outbox, segment), &sha256[..16]);
+    Ok((ParquetObject { object, bytes: bytes.len() as u64, sha256 }, bytes))
+}
+
+#[cfg(feature = "parquet")]
+fn has_rows(bytes: Bytes, messages: &[ArchivedMessage]) -> Result<bool, String> {
+    crate::parquet_file::has(bytes, messages).map_err(|error| error.to_string())
+}
+
+/// Nothing asks for one without the feature.
+#[cfg(not(feature = "parquet"))]
+fn encode_parquet(_: Uuid, _: SegmentId, _: &[ArchivedMessage]) -> Result<(ParquetObject, Vec<u8>), ArchiveError> {
+    Err(serde_json::Error::io(std::io::ErrorKind::Unsupported.into()).into())
+}
+
+#[cfg(not(feature = "parquet"))]
+fn has_rows(_: Bytes, _: &[ArchivedMessage]) -> Result<bool, String> {
+    Ok(true)
 }
 
 fn is_missing(error: &ArchiveError) -> bool {
@@ -306,6 +396,7 @@ fn encode(
         bytes: bytes.len() as u64,
         lines_bytes,
         sha256,
+        parquet: None,
     };
     Ok((manifest, bytes))
 }
@@ -419,6 +510,11 @@ mod tests {
 
     const OUTBOX: Uuid = Uuid::from_u128(3);
 
+    fn in_memory(store: Arc<dyn ObjectStore>, parquet: bool) -> Archive {
+        let options = ArchiveOptions { place: Place::Folder("memory".into()), parquet };
+        Archive { store, prefix: Path::default(), options }
+    }
+
     fn messages(count: i64) -> Vec<ArchivedMessage> {
         let message = |seq| ArchivedMessage { seq, id: Uuid::from_u128(seq as u128), ..ArchivedMessage::default() };
         (1..=count).map(message).collect()
@@ -427,8 +523,7 @@ mod tests {
     #[tokio::test]
     async fn what_cannot_be_read_back_is_not_stored() {
         let store = Arc::new(Lying::default());
-        let place = Place::Folder("memory".into());
-        let archive = Archive { store: store.clone(), prefix: Path::default(), place };
+        let archive = in_memory(store.clone(), false);
         let segment = SegmentId::from(Uuid::from_u128(7));
         let error = archive.store(OUTBOX, segment, messages(5)).await.unwrap_err();
         assert!(matches!(error, ArchiveError::Damaged { .. }), "{error}");
@@ -451,11 +546,13 @@ mod tests {
     #[tokio::test]
     async fn a_hostile_manifest_is_an_error_and_not_a_path() {
         let store = Arc::new(InMemory::new());
-        let archive = Archive { store: store.clone(), prefix: Path::default(), place: Place::Folder("memory".into()) };
+        let archive = in_memory(store.clone(), false);
         let segment = SegmentId::from(Uuid::from_u128(7));
         let manifest = archive.store(OUTBOX, segment, messages(2)).await.unwrap();
         let name = archive.path(&manifest_of(OUTBOX, segment));
-        let hostile: [(&str, serde_json::Value); 6] = [
+        let elsewhere = serde_json::json!({ "object": "../../etc/passwd", "bytes": 1, "sha256": "" });
+        let hostile: [(&str, serde_json::Value); 7] = [
+            ("parquet", elsewhere),
             ("last_at", "2000-01-01T00:00:00Z".into()),
             ("outbox", Uuid::from_u128(4).to_string().into()),
             ("object", "../../etc/passwd".into()),
@@ -477,5 +574,34 @@ mod tests {
             let error = read.await.unwrap_err();
             assert!(matches!(error, ArchiveError::Damaged { .. }), "{field}: {error}");
         }
+    }
+    #[cfg(feature = "parquet")]
+    #[tokio::test]
+    async fn a_parquet_file_is_part_of_its_segment() {
+        let store = Arc::new(InMemory::new());
+        let lines = in_memory(store.clone(), false);
+        let segment = SegmentId::from(Uuid::from_u128(7));
+        let without = lines.store(OUTBOX, segment, messages(5)).await.unwrap();
+        assert_eq!(without.parquet, None);
+        // The configuration has changed since a process died over this segment.
+        let archive = in_memory(store.clone(), true);
+        let manifest = archive.store(OUTBOX, segment, messages(5)).await.unwrap();
+        let about = manifest.parquet.clone().unwrap();
+        assert_eq!(manifest.object, without.object);
+        assert_eq!(lines.store(OUTBOX, segment, messages(5)).await.unwrap(), manifest, "nothing is taken away");
+        assert_eq!(archive.verify(&manifest).await.unwrap(), messages(5));
+        let found = archive.manifests().await.unwrap();
+        assert_eq!((found.manifests.len(), found.unfinished.len(), found.damaged.len()), (1, 0, 0));
+        // A file of other messages, with the right sum in the manifest, and one that is not there.
+        let (other, bytes) = encode_parquet(OUTBOX, segment, &messages(4)).unwrap();
+        store.put(&archive.path(&other.object), bytes.into()).await.unwrap();
+        let swapped = Manifest { parquet: Some(other), ..manifest.clone() };
+        let error = archive.verify(&swapped).await.unwrap_err();
+        assert!(matches!(error, ArchiveError::Damaged { .. }), "{error}");
+        store.delete(&archive.path(&about.object)).await.unwrap();
+        assert!(archive.verify(&manifest).await.is_err());
+        assert_eq!(archive.read(&manifest).await.unwrap(), messages(5), "the lines are what is restored");
+        assert_eq!(archive.store(OUTBOX, segment, messages(5)).await.unwrap(), manifest, "it is written once more");
+        assert_eq!(archive.verify(&manifest).await.unwrap(), messages(5));
     }
 }

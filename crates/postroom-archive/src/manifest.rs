@@ -34,6 +34,20 @@ pub struct Manifest {
     pub lines_bytes: u64,
     /// SHA-256 of the object, in hexadecimal digits.
     pub sha256: String,
+    /// The same messages once more, as a Parquet file, if the archive has that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parquet: Option<ParquetObject>,
+}
+
+/// A Parquet file of the messages of a segment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParquetObject {
+    /// Name of the object, below the archive.
+    pub object: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Its SHA-256, in hexadecimal digits.
+    pub sha256: String,
 }
 
 impl Manifest {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use postroom::{ArchivedMessage, Deed, OperationFilter, Restored, Store};
-use postroom_archive::{Archive, ArchiveError, Found, Manifest, Place};
+use postroom_archive::{Archive, ArchiveError, ArchiveOptions, Found, Manifest, Place};
 
 use crate::StoreArgs;
 use crate::actor::DeedArgs;
@@ -35,28 +35,27 @@ pub struct PlaceArgs {
 
 impl PlaceArgs {
     /// The archive, if there is one. A configuration counts where the store is taken from it too.
-    pub fn place(&self, store: &StoreArgs) -> Result<Option<Place>, Failure> {
+    pub fn options(&self, store: &StoreArgs) -> Result<Option<ArchiveOptions>, Failure> {
         let wrong =
             |code| move |problem: postroom_archive::InvalidPlace| Failure::new(code, format!("archive: {problem}"));
         if let Some(url) = &self.archive {
-            return Place::of(url).map(Some).map_err(wrong(exit::USAGE));
-        }
-        if let Some(url) = environment::archive_url().map_err(|problem| Failure::new(exit::CONFIG, problem))? {
-            return Place::of(&url).map(Some).map_err(wrong(exit::CONFIG));
+            return Place::of(url).map(|place| Some(place.into())).map_err(wrong(exit::USAGE));
         }
         if store.store.is_some() || (!store.config.exists() && environment::store_url().is_ok_and(|url| url.is_some()))
         {
-            return Ok(None);
+            let url = environment::archive_url().map_err(|problem| Failure::new(exit::CONFIG, problem))?;
+            let place = url.map(|url| Place::of(&url)).transpose().map_err(wrong(exit::CONFIG))?;
+            return Ok(place.map(ArchiveOptions::from));
         }
         Ok(config::load(&store.config)?.archive)
     }
 
     pub fn open(&self, store: &StoreArgs) -> Result<Archive, Failure> {
-        let place = self.place(store)?.ok_or_else(|| {
+        let options = self.options(store)?.ok_or_else(|| {
             let text = "name the archive with --archive URL, or with [archive] in the configuration";
             Failure::new(exit::USAGE, text)
         })?;
-        Archive::open(&place).map_err(failure)
+        Archive::open(&options).map_err(failure)
     }
 }
 
@@ -194,7 +193,7 @@ async fn verify(archive: &Archive, store: &dyn Store, times: Times, json: bool) 
     let (mut segments, mut messages) = (0u64, 0u64);
     let mut progress = Progress::new("messages");
     for manifest in manifests.iter().filter(|manifest| times.overlap(manifest)) {
-        match archive.read(manifest).await {
+        match archive.verify(manifest).await {
             Ok(read) => {
                 segments += 1;
                 messages += read.len() as u64;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use postroom::{Expired, Part, Retention, Segment, Store, Sweep, Turn, crash_point};
-use postroom_archive::{Archive, ArchiveError, Place};
+use postroom_archive::{Archive, ArchiveError, ArchiveOptions, Place};
 
 use crate::exit::{self, Failure};
 
@@ -54,8 +54,8 @@ impl From<PassFailed> for Failure {
 }
 
 impl Archiver {
-    pub fn open(place: &Place) -> Result<Self, Failure> {
-        let archive = Archive::open(place).map_err(|error| Failure::from(PassFailed::from(error)))?;
+    pub fn open(options: &ArchiveOptions) -> Result<Self, Failure> {
+        let archive = Archive::open(options).map_err(|error| Failure::from(PassFailed::from(error)))?;
         Ok(Self { archive, last: None })
     }
 

@@ -45,8 +45,8 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
             found(part(), Finding::bad(failure.text, "correct the URL, or start the database"));
         }
     }
-    if let Some(place) = &config.archive {
-        let finding = match Archive::open(place) {
+    if let Some(options) = &config.archive {
+        let finding = match Archive::open(options) {
             Ok(archive) => {
                 answered(async {
                     let found = archive.manifests().await.map_err(|error| CheckFailed {
@@ -59,7 +59,7 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
             }
             Err(error) => Finding::bad(Failure::of(exit::FAILURE, &error).text, "create the folder"),
         };
-        found(format!("archive {place}"), finding);
+        found(format!("archive {}", options.place), finding);
     }
     for Routed { route, sink } in &config.routes {
         let part = || format!("route {}", route.name);

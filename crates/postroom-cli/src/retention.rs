@@ -56,8 +56,8 @@ pub async fn prune(args: PruneArgs, json: bool) -> Result<(), Failure> {
         let text = "nothing expires: give an age, such as --outbox 7d, or add [retention] to the configuration";
         return Err(Failure::new(exit::USAGE, text));
     }
-    let place = archive.place(&store)?;
-    let mut archiver = place.as_ref().map(Archiver::open).transpose()?;
+    let archive = archive.options(&store)?;
+    let mut archiver = archive.as_ref().map(Archiver::open).transpose()?;
     let routes = routes_of(&store);
     let store = store.open()?;
     if retention.parts().contains(&Part::Outbox) {

@@ -3,6 +3,8 @@
 
 use std::io::Write;
 
+use postroom::is_unseen;
+
 /// A line for people, on standard error. One that cannot be written is lost, and nothing else.
 macro_rules! say {
     ($($words:tt)*) => {{ $crate::say::to_stderr(&format!($($words)*)) }};
@@ -19,13 +21,9 @@ pub(crate) use {say, show};
 /// A line for people, with control characters and what nobody sees spelled out: keys and errors come from others, and a terminal would
 /// obey them.
 pub fn printable(line: &str) -> String {
-    let is_obeyed = |c: char| {
-        c.is_control() && c != '\t'
-            || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
-    };
     let mut text = String::with_capacity(line.len());
     for c in line.chars() {
-        if is_obeyed(c) {
+        if c != '\t' && is_unseen(c) {
             text.extend(c.escape_default());
         } else {
             text.push(c);
@@ -48,7 +46,7 @@ fn printable_json(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     for c in line.chars() {
         if printable(c.encode_utf8(&mut [0; 4])).chars().ne(std::iter::once(c)) {
-            text.push_str(&format!("\\u{:04x}", u32::from(c)));
+            c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| text.push_str(&format!("\\u{unit:04x}")));
         } else {
             text.push(c);
         }
@@ -83,9 +81,9 @@ mod tests {
 
     #[test]
     fn what_a_terminal_would_obey_is_valid_json() {
-        let line = serde_json::json!({ "key": "caf\u{85}e\u{202e}X\u{7f}" }).to_string();
+        let line = serde_json::json!({ "key": "caf\u{85}e\u{202e}X\u{7f}\u{e0041}" }).to_string();
         let read: serde_json::Value = serde_json::from_str(&printable_json(&line)).unwrap();
-        assert_eq!(read["key"], "caf\u{85}e\u{202e}X\u{7f}");
+        assert_eq!(read["key"], "caf\u{85}e\u{202e}X\u{7f}\u{e0041}");
         assert!(printable_json(&line).is_ascii());
     }
 

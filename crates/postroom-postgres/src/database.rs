@@ -1,6 +1,7 @@
 //! One PostgreSQL database: what a program that is configured with one holds on to.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -17,7 +18,7 @@ use postroom::{
 use crate::Postgres;
 use crate::connect::{Connector, InvalidUrl};
 use crate::inbox::PostgresSession;
-use crate::link::{Link, Server};
+use crate::link::{Link, Server, store_error};
 use crate::log::{Listener, LogSource};
 use crate::operate::{OperatorSession, while_it_answers, with_blockers, within};
 use crate::operate::{archive, operations, reconcile};
@@ -39,6 +40,9 @@ impl std::fmt::Debug for Database {
     }
 }
 
+/// A small sample of each table; one that takes longer is given up.
+const REFRESHED_WITHIN: Duration = Duration::from_secs(60);
+
 /// What the sources of one database share.
 pub(crate) struct Links {
     pub server: Arc<Server>,
@@ -53,6 +57,34 @@ pub(crate) struct Links {
     pub repair: tokio::sync::Mutex<Repair>,
     /// Steps of operations, while there are any.
     pub steps: tokio::sync::Mutex<Option<OperatorSession>>,
+    /// For what is rarely done.
+    pub connector: Arc<Connector>,
+    /// Statistics are being refreshed.
+    pub refreshing: AtomicBool,
+}
+
+impl Links {
+    /// Has tables analyzed that became much larger than the planner knows. On a connection of its own, and nobody waits for it: nothing
+    /// depends on it but the time that statements take.
+    pub fn refresh_statistics(self: &Arc<Self>) {
+        if self.refreshing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let links = self.clone();
+        tokio::spawn(async move {
+            let refreshed = async {
+                let mut session = OperatorSession::open(&links.connector).await?;
+                let failed = |error| store_error("refresh the statistics of the tables", error);
+                let tx = session.deed().await?;
+                tx.batch_execute("select postroom.refresh_statistics()").await.map_err(failed)?;
+                tx.commit().await.map_err(failed)
+            };
+            if let Ok(Err(error)) = tokio::time::timeout(REFRESHED_WITHIN, refreshed).await {
+                tracing::debug!(%error, "the statistics of the tables stay as they are until the next renewal");
+            }
+            links.refreshing.store(false, Ordering::Relaxed);
+        });
+    }
 }
 
 /// When positions may be put right again.
@@ -99,6 +131,8 @@ impl Database {
             repairs: link("", 1),
             repair: tokio::sync::Mutex::default(),
             steps: tokio::sync::Mutex::default(),
+            connector: connector.clone(),
+            refreshing: AtomicBool::new(false),
             server: server.clone(),
         };
         Self { links: Arc::new(links), connector }

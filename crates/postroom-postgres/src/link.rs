@@ -214,6 +214,10 @@ pub(crate) fn class_of(code: &SqlState) -> &str {
 /// Sorts a driver error by what can be done about it.
 pub(crate) fn store_error(what: &'static str, error: tokio_postgres::Error) -> StoreError {
     let Some(code) = error.code() else {
+        // A column or parameter of another type than this program knows.
+        if std::error::Error::source(&error).is_some_and(|source| source.is::<tokio_postgres::types::WrongType>()) {
+            return StoreError::Refused { what, source: error.into() };
+        }
         // No SQLSTATE: the connection, not the server, is at fault.
         return StoreError::Unavailable { what, source: error.into() };
     };

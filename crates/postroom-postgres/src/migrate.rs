@@ -162,6 +162,13 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0020_waits.sql"),
         formerly: None,
     },
+    Migration {
+        number: 21,
+        name: "steps",
+        locks: "postroom.outbox: it is read once without a lock; then writers and relays wait for a moment",
+        sql: include_str!("../migrations/0021_steps.sql"),
+        formerly: None,
+    },
 ];
 
 /// What is created in this transaction means the same, whatever others have created in schemas on our search_path.

@@ -110,6 +110,11 @@ impl Operated for File {
         }
     }
 
+    async fn stepped_ago(&self, seconds: f64) {
+        let sql = "update postroom_operations set stepped_ms = cast((unixepoch('subsec') - ?1) * 1000 as integer)";
+        self.open().execute(sql, [seconds]).unwrap();
+    }
+
     async fn grow_older(&self, by: Duration) {
         for (table, column) in [
             ("dead_letters", "died_ms"),

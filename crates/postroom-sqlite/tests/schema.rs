@@ -152,6 +152,8 @@ async fn retention_keeps_what_no_route_took_and_strict_topics_refuse_it() {
     }
     connection.execute("update postroom_lanes set position_seq = 4", []).unwrap();
     connection.execute("update postroom_outbox set occurred_ms = occurred_ms - 86400000", []).unwrap();
+    // Before 1970.
+    connection.execute("update postroom_outbox set occurred_ms = -5000 where seq = 2", []).unwrap();
     let retention = Retention { outbox: Some(std::time::Duration::from_secs(3600)), ..Retention::default() };
     let swept = async || {
         let mut sweep = Sweep::begin(&retention);

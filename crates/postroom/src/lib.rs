@@ -44,6 +44,7 @@ mod subscription;
 mod topics;
 mod trace;
 mod unit_of_work;
+mod unseen;
 mod verdict;
 mod vitals;
 mod wake;
@@ -100,6 +101,7 @@ pub use subscription::{Answer, Arrival, Bound, Partition, Receipt, Received, Sub
 pub use topics::{InvalidTopicPattern, TopicFilter};
 pub use trace::{MessageSpan, Step};
 pub use unit_of_work::{RaisesEvents, UnitOfWork};
+pub use unseen::is_unseen;
 pub use verdict::{Failure, FailureKind, Verdict, Verdicts};
 pub use vitals::{Growth, TableVitals, Vitals};
 pub use wake::Wake;

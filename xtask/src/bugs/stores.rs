@@ -326,4 +326,32 @@ pub(super) const BUGS: &[Bug] = &[
         ],
         needs_bin: false,
     },
+    Bug {
+        name: "statistics_stay_as_they_were",
+        breaks: "plans with the statistics of an empty table until autovacuum comes",
+        package: "postroom-postgres",
+        test: &["--test", "store", "tables_that_outgrew_their_statistics_are_analyzed_with_a_renewal"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "a_replay_has_no_head",
+        breaks: "gives a replay out so that nobody can claim it",
+        package: "postroom-postgres",
+        test: &["--test", "conformance", "operations"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "what_was_written_before_is_not_looked_for",
+        breaks: "passes by what commits late on MariaDB",
+        package: "postroom-mysql",
+        test: &["--test", "store", "what_commits_late_is_not_passed_over"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "whoever_has_lost_a_lane_still_records",
+        breaks: "lets a relay record in a lane that another one has taken on MariaDB",
+        package: "postroom-mysql",
+        test: &["--test", "store", "a_relay_that_lost_its_lanes_changes_nothing_and_is_told"],
+        needs_bin: false,
+    },
 ];

@@ -8,7 +8,7 @@ use postroom::{
     AttemptLimit, Consumer, OnDead, Order, Part, Retention, RetryPolicy, Route, StartAt, TopicFilter, redact_text,
     redact_url,
 };
-use postroom_archive::Place;
+use postroom_archive::{ArchiveOptions, Place, WITH_PARQUET};
 use postroom_brokers::{BROKERS, Section, SinkOptions, SubscriptionOptions, sink_section, subscription_section};
 use toml::{Table, Value};
 
@@ -28,7 +28,7 @@ use values::{did_you_mean, duration, known, nearest, number, one_of, patterns, p
 const TOP_KEYS: &[&str] = &["store", "relay", "routes", "inboxes", "retention", "archive", "reconcile", "admin"];
 const INBOX_KEYS: &[&str] = &["consumer", "from"];
 const STORE_KEYS: &[&str] = &["url", "capacity_bytes"];
-const ARCHIVE_KEYS: &[&str] = &["url"];
+const ARCHIVE_KEYS: &[&str] = &["url", "parquet"];
 const RELAY_KEYS: &[&str] =
     &["name", "in_flight_max", "in_flight_bytes_max", "poll_idle", "lease", "stop_deadline", "listen"];
 const ROUTE_KEYS: &[&str] =
@@ -46,7 +46,7 @@ pub struct Config {
     pub inboxes: Vec<Inbox>,
     pub retention: Retention,
     /// Where messages go before they are removed; none: nowhere.
-    pub archive: Option<Place>,
+    pub archive: Option<ArchiveOptions>,
     /// What is compared from time to time.
     pub reconcile: Vec<Reconcile>,
     /// None: nothing listens.
@@ -211,7 +211,12 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
         Some(archive) => {
             known(archive, ARCHIVE_KEYS, "archive.")?;
             let url = text(archive, "url", "archive.")?.ok_or("archive.url is missing")?;
-            Some(Place::of(&url).map_err(|error| format!("archive.url: {error}"))?)
+            let place = Place::of(&url).map_err(|error| format!("archive.url: {error}"))?;
+            let parquet = truth(archive, "parquet", "archive.")?.unwrap_or(false);
+            if parquet && !WITH_PARQUET {
+                return Err("archive.parquet: this program was built without the feature `parquet`".to_owned());
+            }
+            Some(ArchiveOptions { place, parquet })
         }
     };
     if archive.is_some() && !retention.parts().contains(&Part::Outbox) {

@@ -137,6 +137,12 @@ pub async fn compare(
     }
     if let Some(query) = &options.changes {
         let from = from(messages_begin.map(|begin| begin.saturating_add(APART_MS)));
+        if messages_begin.is_some() && from.from_ms > whole.from_ms && whole.to_ms > whole.from_ms {
+            result.notes.push(match from.from_ms < from.to_ms {
+                true => format!("changes before {} are not compared", at(from.from_ms)),
+                false => "no change is compared: the messages do not reach back far enough yet".to_owned(),
+            });
+        }
         match unwritten(comparison, query, from).await {
             Ok(found) => {
                 (result.unwritten, result.unwritten_changes) = (found.count, found.changes);

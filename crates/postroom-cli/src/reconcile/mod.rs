@@ -411,6 +411,7 @@ fn show_changes(result: &Reconciled, limit: usize, json: bool) -> Result<(), Fai
         }
         say!("postroom: {text}; this is what an earlier one found");
     }
+    result.notes.iter().for_each(|note| say!("postroom: note: {note}"));
     let shown = &result.unwritten_changes[..limit.min(result.unwritten_changes.len())];
     if json {
         show!("{}", serde_json::json!({ "name": result.name, "changes": shown, "total": result.unwritten }));

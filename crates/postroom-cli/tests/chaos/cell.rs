@@ -22,6 +22,8 @@ use crate::writers::{self, Shared};
 use crate::{faults, outbox_dump};
 
 const MESSAGES: usize = 3000;
+const PARKED_AT_ONCE: usize = 10;
+
 pub struct Cell {
     pub seed: u64,
     pub rig: Rig,
@@ -59,11 +61,16 @@ fn deed() -> Deed {
 /// An operator who cannot make up his mind. The database may be away; he tries again.
 async fn operate(store: Store, mut chance: Chance) {
     loop {
-        let key = format!("key-{}", chance.below(KEYS));
+        // Enough of them that a relay that lives for a few seconds meets one.
+        let keys: Vec<String> = (0..PARKED_AT_ONCE).map(|_| format!("key-{}", chance.below(KEYS))).collect();
         let pause = Duration::from_millis(20 + chance.below(200));
-        let _ = store.act_on_key("orders", &key, KeyDeed::Park, &deed()).await;
+        for key in &keys {
+            let _ = store.act_on_key("orders", key, KeyDeed::Park, &deed()).await;
+        }
         tokio::time::sleep(pause).await;
-        let _ = store.act_on_key("orders", &key, KeyDeed::Unpark, &deed()).await;
+        for key in &keys {
+            let _ = store.act_on_key("orders", key, KeyDeed::Unpark, &deed()).await;
+        }
     }
 }
 
@@ -177,7 +184,10 @@ impl Cell {
             for place in CRASH_POINTS {
                 let began = Instant::now();
                 let mut hit = false;
-                while !hit && began.elapsed() < Duration::from_secs(60) {
+                // Each try begins with a start and with the lanes of a dead process, so on a slow machine a longer one is needed,
+                // not one more.
+                let mut wait = Duration::from_secs(5);
+                while !hit && began.elapsed() < Duration::from_secs(150) {
                     self.outcome.faults.push("relay dead at a crash point");
                     // So many deaths in a row would make the relay go in steps of one message; that is tested elsewhere.
                     tokio::runtime::Handle::current().block_on(async {
@@ -200,14 +210,20 @@ impl Cell {
                                 std::thread::sleep(Duration::from_secs(4));
                                 others.iter_mut().for_each(|relay| relay.start(rig, &[]));
                             });
-                            hit = first[0].die_at(rig, place, 1, Duration::from_secs(8));
+                            hit = first[0].die_at(rig, place, 1, wait + Duration::from_secs(3));
                             others.join()
                         });
                         comes_again.unwrap();
-                        continue;
+                    } else {
+                        hit = self.relays[0].die_at(&self.rig, place, 1, wait);
                     }
-                    hit = self.relays[0].die_at(&self.rig, place, 1, Duration::from_secs(5));
+                    wait = wait * 3 / 2;
                 }
+                println!(
+                    "{place}: reached {hit}, {:.1} s, {} committed",
+                    began.elapsed().as_secs_f64(),
+                    self.shared.committed.load(Ordering::Relaxed)
+                );
                 if !hit {
                     // Whether there was anything to do, and what held it up.
                     let before = self.shared.committed.load(Ordering::Relaxed);

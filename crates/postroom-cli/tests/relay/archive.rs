@@ -11,6 +11,46 @@ use crate::commands::{holds_to, json, postroom, text};
 use crate::operators::{Running, stores, until};
 use crate::reconcile::execute;
 
+#[tokio::test]
+async fn with_parquet_each_segment_has_such_a_file_and_verify_reads_it() {
+    let (_database, stores) = stores().await;
+    for store in &stores {
+        let folder = surroundings::scratch("parquet");
+        let shop = Shop::new(store, folder.display().to_string());
+        shop.sell(30).await;
+        let config = surroundings::scratch("parquet-config").join("postroom.toml");
+        let text_of = |parquet: &str| {
+            format!(
+                "[store]\nurl = {store:?}\n[retention]\noutbox = \"7d\"\n[archive]\nurl = {:?}\nparquet = {parquet}\n\
+                 [[routes]]\nname = \"orders\"\ntopics = [\"orders\"]\n[routes.sink]\nkind = \"stdout\"\n",
+                shop.archive
+            )
+        };
+        let path = config.to_string_lossy().into_owned();
+        std::fs::write(&config, text_of("\"yes\"")).unwrap();
+        let refused = postroom(&["prune", "--config", &path]);
+        assert!(text(&refused.stderr).contains("archive.parquet must be true or false"), "{refused:?}");
+        std::fs::write(&config, text_of("true")).unwrap();
+        let pruned = postroom(&["prune", "--config", &path]);
+        assert_eq!(pruned.status.code(), Some(0), "{pruned:?}");
+        let list = shop.asked(&["archive", "list", "--json"], "archive-list");
+        assert_eq!(list["segments"][0]["messages"], 30, "{list}");
+        assert_eq!(list["unfinished"].as_array().unwrap().len(), 0, "{list}");
+        let file = folder.join(list["segments"][0]["parquet"]["object"].as_str().unwrap());
+        let bytes = std::fs::read(&file).unwrap();
+        assert!(bytes.starts_with(b"PAR1") && bytes.ends_with(b"PAR1"));
+        assert_eq!(shop.run(&["archive", "verify"], &[]).status.code(), Some(0));
+        std::fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+        let verified = shop.run(&["archive", "verify"], &[]);
+        assert_eq!(verified.status.code(), Some(1));
+        assert!(text(&verified.stdout).contains(".parquet"), "{verified:?}");
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(shop.run(&["archive", "verify"], &[]).status.code(), Some(1));
+        let restored = shop.run(&["archive", "restore", "--all", "--reason", "the lines are whole"], &[]);
+        assert_eq!(restored.status.code(), Some(0), "{restored:?}");
+    }
+}
+
 /// One store whose messages are archived.
 struct Shop {
     store: String,

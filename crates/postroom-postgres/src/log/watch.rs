@@ -28,6 +28,8 @@ pub(crate) struct Seen {
     pub registered: bool,
     pub order: Option<Order>,
     pub on_dead: Option<OnDead>,
+    /// Tables are much larger than the planner knows.
+    pub statistics_stale: bool,
     /// Relays that were silent for a lease, as this process saw it.
     pub silent: Vec<String>,
     /// Whose positions they are: it changes when somebody has put them right.
@@ -60,6 +62,7 @@ impl Seen {
             registered: get(row, "registered")?,
             order: get::<Option<&str>>(row, "ordering")?.and_then(Order::of),
             on_dead: get::<Option<&str>>(row, "on_dead")?.and_then(OnDead::of),
+            statistics_stale: get(row, "statistics_stale")?,
             silent: Vec::new(),
             incarnation: get(row, "incarnation")?,
             clock_ms: get(row, "clock_ms")?,
@@ -152,6 +155,7 @@ mod tests {
             registered: true,
             order: None,
             on_dead: None,
+            statistics_stale: false,
             silent: Vec::new(),
             incarnation: 1,
             clock_ms,

@@ -17,9 +17,9 @@ use crate::operate::dead::audit;
 use crate::operate::session::OperatorSession;
 use crate::text::{shown, shown_opt, word};
 
-/// Rows of each lane, or dead letters, that one look reads at most, and rows of each lane that it reads at least.
-const LANE_ROWS: i64 = 500;
-const LANE_ROWS_MIN: i64 = 20;
+/// Rows of the outbox that one look is about at most and at least (it may read twice as many), and dead letters.
+const ROWS: i64 = 4_000;
+const ROWS_MIN: i64 = 50;
 const DEAD_ROWS: i64 = 5_000;
 /// Most messages whose outcome one step looks for.
 const OUTCOMES: i32 = 5_000;
@@ -40,7 +40,7 @@ pub(crate) async fn survey(
     let upto = upto(&tx, operation).await.map_err(failed)?;
     let scope =
         Scope { kind: operation.kind, side: operation.side, route: &operation.route, filter: &operation.filter };
-    let found = candidates(&tx, &scope, survey.to_seq, upto, LANE_ROWS).await?;
+    let found = candidates(&tx, &scope, survey.to_seq, upto, (ROWS, i64::MAX)).await?;
     let (ids, keys) = survey.add(&found);
     let ids: Vec<Uuid> = ids.into_iter().map(Uuid::from).collect();
     if !ids.is_empty() && operation.kind == OperationKind::Replay {
@@ -88,13 +88,13 @@ async fn candidates(
     scope: &Scope<'_>,
     from: i64,
     upto: i64,
-    lane_rows: i64,
+    (rows, most): (i64, i64),
 ) -> Result<Candidates, StoreError> {
     let failed = |error| store_error("look for messages", error);
     let Scope { kind, side, route, filter } = scope;
     let ids: Option<Vec<Uuid>> =
         (!filter.ids.is_empty()).then(|| filter.ids.iter().map(|id| Uuid::from(*id)).collect());
-    let rows_max = if *kind == OperationKind::Replay { lane_rows } else { DEAD_ROWS };
+    let rows_max = if *kind == OperationKind::Replay { rows } else { DEAD_ROWS };
     let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![
         route,
         &from,
@@ -114,9 +114,7 @@ async fn candidates(
         (_, Side::Out) => include_str!("sql/candidates_dead.sql"),
         (_, Side::In) => include_str!("sql/candidates_dead_in.sql"),
     };
-    if *kind != OperationKind::Replay {
-        parameters.push(&filter.error);
-    }
+    parameters.push(if *kind == OperationKind::Replay { &most } else { &filter.error });
     let rows = tx.query(sql, &parameters).await.map_err(failed)?;
     let mut found = Vec::with_capacity(rows.len());
     let mut to_seq = upto;
@@ -397,12 +395,13 @@ async fn step_in(session: &mut OperatorSession) -> Result<Stepped, StoreError> {
             read().map_err(|source| StoreError::Refused { what: FAILED, source })?;
         let scope = Scope { kind, side, route: &route, filter: &filter };
         // No more rows than it takes if all match; more from look to look if they do not.
-        let (mut lane_rows, mut found_some) = (may.clamp(LANE_ROWS_MIN, LANE_ROWS), false);
+        let (mut rows, mut found_some) = (may.clamp(ROWS_MIN, ROWS), false);
         for _ in 0..LOOKS {
             let tx = session.deed().await?;
             tx.batch_execute("set local enable_seqscan = off").await.map_err(failed)?;
+            // One more than may go tells that there are more.
             let found =
-                candidates(&tx, &scope, from, upto, lane_rows).await?.at_most(usize::try_from(may).unwrap_or(0));
+                candidates(&tx, &scope, from, upto, (rows, may + 1)).await?.at_most(usize::try_from(may).unwrap_or(0));
             let seqs: Vec<i64> = found.found.iter().map(|candidate| candidate.headline.seq).collect();
             let sql = "select postroom.operation_step($1, $2, $3, $4, $5)";
             let row = tx.query_one(sql, &[&id, &seqs, &from, &found.to_seq, &found.all_read]).await.map_err(failed)?;
@@ -420,7 +419,7 @@ async fn step_in(session: &mut OperatorSession) -> Result<Stepped, StoreError> {
             if may <= 0 {
                 break;
             }
-            lane_rows = lane_rows.saturating_mul(4).min(LANE_ROWS);
+            rows = rows.saturating_mul(4).min(ROWS);
         }
         stepped.going_on += usize::from(found_some);
     }

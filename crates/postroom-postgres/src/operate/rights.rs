@@ -1,6 +1,8 @@
 //! What the role of a relay or a filler may do, and what it has to be granted. `docs/grants-relay.sql` and `docs/grants-consumer.sql`
 //! grant the same.
 
+use std::collections::HashSet;
+
 use postroom::{Finding, Needs, StoreError};
 use tokio_postgres::GenericClient;
 
@@ -18,6 +20,7 @@ const WHAT_RELAYS_NEED: &str = "
     execute function postroom.missing_indexes()
     execute function postroom.positions_are_foreign()
     execute function postroom.failure_noted(jsonb, integer, text)
+    execute function postroom.refresh_statistics()
     execute function postroom.mend()
     select table postroom.outbox
     select table postroom.settings
@@ -98,7 +101,8 @@ pub(crate) async fn missing_grants(
         Some(privileges.split(',').map(move |privilege| (privilege, kind, name)))
     });
     let (mut privileges, mut kinds, mut names) = (Vec::new(), Vec::new(), Vec::new());
-    for (privilege, kind, name) in rights.flatten() {
+    let mut asked = HashSet::new();
+    for (privilege, kind, name) in rights.flatten().filter(|right| asked.insert(*right)) {
         privileges.push(privilege);
         kinds.push(kind);
         names.push(name);

@@ -112,6 +112,12 @@ impl Operated for Postgres {
         self.client.lock().await.execute(sql, &[&age.as_secs_f64(), &(count as i32)]).await.unwrap();
     }
 
+    async fn stepped_ago(&self, seconds: f64) {
+        let sql =
+            format!("update postroom.operations set stepped_at = clock_timestamp() - {seconds} * interval '1 second'");
+        self.run(&sql).await;
+    }
+
     async fn grow_older(&self, by: Duration) {
         for (table, column) in [
             ("dead_letters", "died_at"),

@@ -135,3 +135,22 @@ async fn ids_made_in_sql_are_version_7_and_in_order() {
     assert!(ids.is_sorted_by_key(millis));
     assert_eq!(millis(&MessageId::new().into()) / 60_000, millis(&ids[999]) / 60_000);
 }
+
+#[tokio::test]
+async fn a_time_that_never_comes_is_refused() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    for (column, value) in [
+        ("occurred_at", "infinity"),
+        ("occurred_at", "-infinity"),
+        ("occurred_at", "294276-12-31"),
+        ("visible_at", "infinity"),
+        ("visible_at", "10000-01-02"),
+    ] {
+        let sql = format!(
+            "insert into postroom.outbox (topic, type, payload, {column}) values ('orders', 'x', '', '{value}')"
+        );
+        let error = client.batch_execute(&sql).await.unwrap_err();
+        assert_eq!(error.code(), Some(&SqlState::CHECK_VIOLATION), "{column} = {value}: {error:?}");
+    }
+}

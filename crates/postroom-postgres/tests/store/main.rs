@@ -12,6 +12,7 @@ mod deaths;
 mod leases;
 mod log_source;
 mod migrations;
+mod operations;
 mod parked;
 mod plans;
 mod pooler;

@@ -31,6 +31,7 @@ async fn migrating_again_changes_nothing() {
         "archive",
         "reconcile",
         "waits",
+        "steps",
     ];
     assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();
@@ -51,6 +52,28 @@ async fn the_printed_script_is_the_same_schema() {
     let database = Database::create().await;
     database.connect().await.batch_execute(&print_sql(LANES_DEFAULT).unwrap()).await.unwrap();
     assert!(migrate(&connector(&database), LANES_DEFAULT).await.unwrap().applied.is_empty());
+}
+
+#[tokio::test]
+async fn rows_with_times_that_are_none_get_the_nearest_time() {
+    let database = Database::create().await;
+    let client = database.connect().await;
+    // The schema of before, with rows that it let in.
+    let script = print_sql(LANES_DEFAULT).unwrap();
+    let before = &script[..script.find("-- A time beyond year 9999").unwrap()];
+    client.batch_execute(&format!("{before} commit;")).await.unwrap();
+    let insert =
+        "insert into postroom.outbox (topic, type, payload, occurred_at) values ('t', 'k', '', $1::text::timestamptz)";
+    for time in ["infinity", "-infinity", "294276-12-31", "2026-11-23 18:00:00+00"] {
+        client.execute(insert, &[&time]).await.unwrap();
+    }
+    assert_eq!(migrate(&connector(&database), None).await.unwrap().applied, [(21, "steps")]);
+    let years = "select extract(year from occurred_at at time zone 'UTC')::int from postroom.outbox order by seq";
+    let years: Vec<i32> = client.query(years, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+    assert_eq!(years, [9999, 1, 9999, 2026]);
+    let store = crate::setup::store(&database);
+    let filter = postroom::MessageFilter::default();
+    assert_eq!(store.messages(&filter, 10).await.unwrap().messages.len(), 4);
 }
 
 #[tokio::test]

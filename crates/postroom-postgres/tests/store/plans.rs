@@ -327,6 +327,48 @@ async fn statistics_of_an_empty_table_do_not_make_claims_of_parked_messages_quad
     assert_eq!(client.query(sql, &parameters).await.unwrap().len(), 500);
 }
 
+#[tokio::test]
+async fn tables_that_outgrew_their_statistics_are_analyzed_with_a_renewal() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let fill = async |from: i32, to: i32| {
+        let park = "insert into postroom.parked (route, seq, lane, ordering_key, state, due_at, id, topic, type, payload, content_type, occurred_at)
+                    select 'other', n, 0, 'key-' || n, 'queued', now(), gen_random_uuid(), 't', 'k', '', 'x', now()
+                      from generate_series($1::int, $2::int) n";
+        client.execute(park, &[&from, &to]).await
+    };
+    client.batch_execute("alter table postroom.parked set (autovacuum_enabled = false)").await.unwrap();
+    let known = "select reltuples::int from pg_class where oid = 'postroom.parked'::regclass";
+    let known = async || client.query_one(known, &[]).await.unwrap().get::<_, i32>(0);
+    client.batch_execute("analyze postroom.parked").await.unwrap();
+    fill(1, 5000).await.unwrap();
+    // The counters of a transaction are told a little after it.
+    let live = "select pg_stat_get_live_tuples('postroom.parked'::regclass)";
+    for at_least in [5000, 40_000] {
+        while client.query_one(live, &[]).await.unwrap().get::<_, i64>(0) < at_least {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        assert!(i64::from(known().await) < at_least / 4);
+        // Whoever holds a lock that it needs is not waited for.
+        let other = database.connect().await;
+        other.batch_execute("begin; lock table postroom.parked in share update exclusive mode").await.unwrap();
+        client.batch_execute("select postroom.refresh_statistics()").await.unwrap();
+        assert!(i64::from(known().await) < at_least / 4);
+        other.batch_execute("commit").await.unwrap();
+        drop(source(&database, "relay").await);
+        // Nobody waits for it but this test.
+        let refreshed = async {
+            while i64::from(known().await) < at_least {
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(60), refreshed).await.expect("nobody analyzed it");
+        if at_least == 5000 {
+            fill(5001, 40_000).await.unwrap();
+        }
+    }
+}
+
 /// What each index is asked for.
 fn index_conditions(plan: &Value, found: &mut Vec<String>) {
     if plan.get("Relation Name").is_some() {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use postroom::is_unseen;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
@@ -20,10 +21,7 @@ pub struct OfInbox {
 
 /// A name that may come from others, without what a terminal would obey.
 pub fn named(name: &str) -> String {
-    let obeyed = |c: char| {
-        c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    name.chars().map(|c| if obeyed(c) { '\u{fffd}' } else { c }).collect()
+    name.chars().map(|c| if is_unseen(c) { '\u{fffd}' } else { c }).collect()
 }
 
 /// Labels and values of one gauge or counter.

@@ -163,7 +163,7 @@ pub(super) fn expired(
                                select max(n.set_ms) from postroom_route_revisions v
                                  join postroom_route_revisions n on n.route = v.route and n.revision = v.revision + 1
                                 where v.route = r.name
-                                  and not exists (select 1 from json_each(v.topics) b where {})), -1))
+                                  and not exists (select 1 from json_each(v.topics) b where {})), -9223372036854775807 - 1))
             -- On the way to an archive, or from one.
             and not exists (select 1 from postroom_archive_leaving a join postroom_settings s on s.archives where a.seq = o.seq and a.id = o.id)
             and not exists (select 1 from postroom_archive_restored a where a.seq = o.seq and a.id = o.id)

@@ -1,6 +1,6 @@
 //! Real servers that belong to one test run.
 //!
-//! [`PostgresServer`], [`PgBouncer`] and [`RabbitServer`] are started from the Debian packages, each on a free loopback
+//! [`PostgresServer`], [`PgBouncer`], [`MariaDbServer`] and [`RabbitServer`] are started from the Debian packages, each on a free loopback
 //! port, with a data folder of its own. A server that already runs on the machine is neither used nor touched.
 //!
 //! Promise: a server that was started here ends when its value is dropped, and a little later when the whole process
@@ -10,6 +10,7 @@
 
 mod account;
 mod folder;
+mod mariadb;
 mod pgbouncer;
 pub mod ports;
 mod postgres;
@@ -20,6 +21,7 @@ mod seaweedfs;
 mod tmpfs;
 mod wait;
 
+pub use mariadb::MariaDbServer;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{POSTGRES_PROGRAMS, PostgresOptions, PostgresServer};
 pub use prometheus::{Prometheus, promtool};
@@ -47,6 +49,10 @@ pub fn missing() -> Vec<&'static str> {
     }
     if prometheus::program("prometheus").is_none() || prometheus::program("promtool").is_none() {
         packages.push("prometheus");
+    }
+    if mariadb::programs().is_none() {
+        // Without the package that starts a server of its own.
+        packages.extend(["mariadb-server-core", "mariadb-client-core"]);
     }
     packages
 }

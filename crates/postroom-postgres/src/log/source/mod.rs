@@ -471,6 +471,9 @@ impl Source for LogSource {
         let (held, settled_ahead, deaths) = (state.book.held().len(), state.book.settled_ahead(), state.book.deaths());
         let (order, on_dead) = (seen.order, seen.on_dead);
         state.ordered = order.unwrap_or(self.route.order) != Order::None;
+        if seen.statistics_stale {
+            self.links.refresh_statistics();
+        }
         Ok(Standing { held, lost_lanes: state.book.take_lost(), settled_ahead, deaths, order, on_dead })
     }
 

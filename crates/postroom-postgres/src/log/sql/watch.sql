@@ -13,6 +13,11 @@ select postroom.at_home() is true as at_home,
        (extract(epoch from clock_timestamp()) * 1000)::bigint as clock_ms,
        pg_backend_pid() as backend,
        r.name is not null and s.lanes <= (select count(*) from postroom.lanes l where l.route = $1) as registered, r.topics, r.ordering, r.on_dead, r.revision,
+       -- As in refresh_statistics(), which is called then.
+       exists (select from pg_class c
+                where c.relnamespace = (select n.oid from pg_namespace n where n.nspname = 'postroom')
+                  and c.relname in ('parked', 'dead_letters', 'blocked_keys', 'suspects', 'operation_watch', 'inbox_messages', 'dead_consume')
+                  and c.relkind = 'r' and pg_stat_get_live_tuples(c.oid) > 100 + 4 * greatest(c.reltuples, 0)) as statistics_stale,
        o.owners, o.leases, o.lease_ms
   from postroom.settings s
   left join postroom.routes r on r.name = $1

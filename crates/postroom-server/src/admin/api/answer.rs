@@ -4,6 +4,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::BoxStream;
+use postroom::is_unseen;
 use serde_json::Value;
 
 /// What a caller gets.
@@ -26,14 +27,11 @@ pub(super) fn escaped(value: &Value) -> String {
     let text = value.to_string();
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
-        let harmless = !matches!(c,
-            '<' | '>' | '&' | '\u{7f}'..='\u{9f}' | '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}');
-        if harmless {
-            escaped.push(c);
+        // All of them are in strings.
+        if matches!(c, '<' | '>' | '&') || is_unseen(c) {
+            c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| escaped.push_str(&format!("\\u{unit:04x}")));
         } else {
-            // All of them are in the first plane, and only in strings.
-            escaped.push_str(&format!("\\u{:04x}", u32::from(c)));
+            escaped.push(c);
         }
     }
     escaped
@@ -64,7 +62,7 @@ mod tests {
 
     #[test]
     fn what_an_application_wrote_steers_nothing() {
-        let hostile = "\u{1b}[2J<script>\u{202e}\u{9b}31m\u{200b}\u{2028}é";
+        let hostile = "\u{1b}[2J<script>\u{202e}\u{9b}31m\u{200b}\u{2028}é\u{e0041}";
         let text = escaped(&serde_json::json!({ "topic": hostile }));
         assert!(text.chars().all(|c| !c.is_control() && !"<>&\u{202e}\u{200b}\u{2028}".contains(c)), "{text}");
         let read: Value = serde_json::from_str(&text).unwrap_or_default();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{Deed, MessageId, OperationId, Side, Store};
+use postroom::{Deed, MessageId, OperationId, Side, Store, is_unseen};
 use serde::de::DeserializeOwned;
 
 use super::problem::Problem;
@@ -85,11 +85,9 @@ impl Call {
             return Err(Problem::bad("reason-required", text));
         }
         // Whoever reads the audit table with another program is not steered by it.
-        let harmful = |c: char| {
-            c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
-        };
-        if reason.contains(harmful) {
-            return Err(Problem::bad("bad-reason", "reason has control characters; it is one line of text"));
+        if reason.contains(is_unseen) {
+            let text = "reason has control characters or invisible ones; it is one line of text";
+            return Err(Problem::bad("bad-reason", text));
         }
         Ok(Deed { actor: format!("{} (token)", self.who.name), reason: reason.to_owned() })
     }

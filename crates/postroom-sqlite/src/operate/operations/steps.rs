@@ -203,6 +203,11 @@ fn moved_on(tx: &Transaction<'_>, due: &Due, standing: &Standing) -> Result<Opti
             return Ok(None);
         }
     } else if let Some(rate) = standing.rate {
+        // The clock was ahead at the last step, and is not any more.
+        if standing.since_ms < -2000 {
+            let sql = format!("update postroom_operations set stepped_ms = {NOW} where id = ?1");
+            tx.execute(&sql, [&due.id])?;
+        }
         // A pause is not caught up with.
         may = rate.saturating_mul(standing.since_ms.clamp(0, 1000)) / 1000;
     }
@@ -265,11 +270,14 @@ fn take(connection: &mut Connection, due: &Due, found: &Candidates) -> Result<Op
         }
     }
     let left = i64::try_from(found.found.len()).unwrap_or(i64::MAX) - given;
+    // What was given out is paid with its share of a second; at most one second is saved up.
     let sql = format!(
         "update postroom_operations set released = released + ?2, skipped = skipped + ?3, cursor_seq = ?4, read_all = ?5,
-                stepped_ms = case when ?6 then {NOW} else stepped_ms end where id = ?1"
+                stepped_ms = case when ?2 = 0 then stepped_ms when rate is null then {NOW}
+                                  else min({NOW} + 1000, max(stepped_ms, {NOW} - 1000) + ?2 * 1000 / rate) end
+          where id = ?1"
     );
-    tx.execute(&sql, params![due.id, given, left, found.to_seq, found.all_read, !found.found.is_empty()])?;
+    tx.execute(&sql, params![due.id, given, left, found.to_seq, found.all_read])?;
     tx.commit()?;
     Ok(Some(given))
 }

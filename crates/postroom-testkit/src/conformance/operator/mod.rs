@@ -33,6 +33,9 @@ pub trait Operated: Outbox {
 
     /// Dead letters of both sides, audit rows, and what is archived or came back, are so much older than they were.
     async fn grow_older(&self, by: Duration);
+
+    /// The last step of each operation was so long ago; negative: a clock that was ahead has noted it.
+    async fn stepped_ago(&self, seconds: f64);
 }
 
 /// The tests of one implementation.
@@ -66,6 +69,7 @@ macro_rules! operator_conforms {
             what_is_replayed_behind_waits_for_what_waits
             a_canary_goes_first_and_the_rest_waits
             a_paused_operation_gives_out_nothing_until_it_is_resumed
+            an_operation_keeps_to_its_rate_whatever_the_clock_does
             dead_letters_are_grouped_and_acted_on_by_group
             a_report_is_true_whatever_others_do_meanwhile
             what_leaves_for_an_archive_leaves_once_and_nothing_else_does

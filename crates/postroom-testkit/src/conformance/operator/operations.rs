@@ -1,6 +1,7 @@
 //! Operations on many messages. Time passes here only by the steps that the tests take.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use postroom::{
     DeadDeed, DeadFilter, Grouping, NewOperation, OperationFilter, OperationId, OperationKind, OperationState, Outcome,
@@ -232,6 +233,32 @@ pub async fn a_paused_operation_gives_out_nothing_until_it_is_resumed<F: Operate
     }
     stepped(&store).await;
     assert_eq!(shown(&store, id).await.done, 900);
+}
+
+/// At most a second's messages are saved up, and a clock that was ahead holds nothing up.
+pub async fn an_operation_keeps_to_its_rate_whatever_the_clock_does<F: Operated>(store: F) {
+    let source = holding(&store, "relay").await;
+    let messages: Vec<_> = (0..200).map(|n| message(&format!("key-{n}"))).collect();
+    store.commit(&messages).await;
+    drain(&source).await;
+    written(&source).await;
+    begun(&store, &NewOperation { rate: Some(20), ..replay(OperationFilter::default()) }).await;
+    let operator = store.operator();
+    let step = async |seconds: f64| {
+        store.stepped_ago(seconds).await;
+        operator.step_operations().await.expect("step").given_out
+    };
+    assert_eq!(step(60.0).await, 20, "a second is saved up, and no more");
+    assert!((10..=20).contains(&step(0.5).await));
+    // The first step notices it, and from then on it keeps to its rate.
+    let mut given = step(-3600.0).await;
+    let going_on = async {
+        while given == 0 {
+            given = operator.step_operations().await.expect("step").given_out;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), going_on).await.expect("it waits for the clock");
+    assert!(given <= 20);
 }
 
 /// Dead letters as incidents: groups by what they died of, retried and discarded as a whole.

@@ -1,0 +1,132 @@
+//! Numbered migrations. MariaDB and MySQL commit each change of the schema by itself, so a run that ends half-way leaves what it did; each
+//! statement may be repeated, and the next run finishes it.
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Error, Opts};
+use postroom::{LANES_DEFAULT, MigrateError, Migrated, StoreError};
+use sha2::{Digest, Sha256};
+
+use crate::connect::{connect, store_error};
+
+const MIGRATIONS: &[(i64, &str, &str)] = &[
+    (1, "foundation", include_str!("../migrations/0001_foundation.sql")),
+    (2, "receiving", include_str!("../migrations/0002_receiving.sql")),
+];
+
+const BOOKKEEPING: &str = "create table if not exists postroom_migrations (
+    number     int          not null primary key,
+    name       varchar(64)  not null,
+    checksum   char(64)     not null,
+    applied_at datetime(6)  not null default (utc_timestamp(6))
+) engine = InnoDB default character set utf8mb4";
+/// A lock of the whole server, so the database's name is part of it; at most 64 characters.
+const LOCK: &str = "select get_lock(concat('postroom.migrate ', left(sha1(database()), 40)), 60)";
+const UNLOCK: &str = "select release_lock(concat('postroom.migrate ', left(sha1(database()), 40)))";
+const WHAT: &str = "migrate the schema; what was done so far stays, and the next run goes on from there";
+
+/// Brings the schema up to date; `lanes` is for a new schema.
+pub async fn migrate(opts: &Opts, lanes: Option<u16>) -> Result<Migrated, MigrateError> {
+    if let Some(asked) = lanes.filter(|lanes| !(1..=1024).contains(lanes)) {
+        return Err(MigrateError::Lanes(asked));
+    }
+    let failed = |error| MigrateError::Store(store_error(WHAT, error));
+    let mut conn = connect(opts).await.map_err(failed)?;
+    let locked: Option<i64> = conn.query_first(LOCK).await.map_err(failed)?.flatten();
+    if locked != Some(1) {
+        let source = "another process has migrated it for a minute".into();
+        return Err(StoreError::Busy { what: "migrate the schema", source }.into());
+    }
+    let migrated = migrate_locked(&mut conn, lanes).await;
+    // Ends with the connection in any case.
+    let _ = conn.query_drop(UNLOCK).await;
+    let _ = conn.disconnect().await;
+    migrated
+}
+
+async fn migrate_locked(conn: &mut Conn, asked: Option<u16>) -> Result<Migrated, MigrateError> {
+    let failed = |error| MigrateError::Store(store_error(WHAT, error));
+    conn.query_drop(BOOKKEEPING).await.map_err(failed)?;
+    let present: Vec<(i64, String, String)> =
+        conn.query("select number, name, checksum from postroom_migrations order by number").await.map_err(failed)?;
+    let known = schema_version();
+    for (number, name, sum) in &present {
+        match MIGRATIONS.iter().find(|(known, _, _)| known == number) {
+            None => return Err(MigrateError::Newer { number: *number, known }),
+            Some((_, _, sql)) if checksum(sql) != *sum => {
+                return Err(MigrateError::Changed { number: *number, name: name.clone() });
+            }
+            Some(_) => {}
+        }
+    }
+    let newest = present.last().map_or(0, |(number, _, _)| *number);
+    let lanes = lanes(conn).await.map_err(failed)?;
+    if let (Some(schema), Some(asked)) = (lanes, asked)
+        && schema != asked
+    {
+        return Err(MigrateError::OtherLanes { schema, asked });
+    }
+    let lanes = lanes.or(asked).unwrap_or(LANES_DEFAULT);
+    let version: String = conn.query_first("select version()").await.map_err(failed)?.unwrap_or_default();
+    let mut applied = Vec::new();
+    for (number, name, sql) in MIGRATIONS.iter().filter(|(number, _, _)| *number > newest) {
+        for statement in statements(sql, lanes, collation_of(&version)) {
+            conn.query_drop(statement).await.map_err(failed)?;
+        }
+        let sql = "insert into postroom_migrations (number, name, checksum) values (?, ?, ?)";
+        let sum = MIGRATIONS.iter().find(|(n, _, _)| n == number).map(|(_, _, sql)| checksum(sql)).unwrap_or_default();
+        conn.exec_drop(sql, (number, name, sum)).await.map_err(failed)?;
+        applied.push((*number, *name));
+    }
+    Ok(Migrated { applied, version: known })
+}
+
+/// The lanes of an existing schema.
+async fn lanes(conn: &mut Conn) -> Result<Option<u16>, Error> {
+    let there = "select count(*) from information_schema.tables where table_schema = database() and table_name = 'postroom_settings'";
+    if conn.query_first(there).await? != Some(1_i64) {
+        return Ok(None);
+    }
+    conn.query_first("select lanes from postroom_settings").await
+}
+
+/// Compares texts as bytes, with trailing spaces. The two families of servers have it under different names.
+fn collation_of(version: &str) -> &'static str {
+    if version.contains("MariaDB") { "utf8mb4_nopad_bin" } else { "utf8mb4_0900_bin" }
+}
+
+fn statements(sql: &str, lanes: u16, collation: &str) -> Vec<String> {
+    let list: Vec<String> = (0..lanes).map(|lane| lane.to_string()).collect();
+    let list = format!("[{}]", list.join(","));
+    let filled = |statement: &str| {
+        let statement = statement.replace("{lanes}", &lanes.to_string()).replace("{lane_list}", &list);
+        statement.replace("{collation}", collation).trim().to_owned()
+    };
+    sql.split("\n----\n").map(filled).collect()
+}
+
+/// The whole schema as one script for the client of MariaDB (`mariadb`) or, without `mariadb`, of MySQL (`mysql`).
+pub fn print_sql(lanes: Option<u16>, mariadb: bool) -> Result<String, MigrateError> {
+    let lanes = lanes.unwrap_or(LANES_DEFAULT);
+    if !(1..=1024).contains(&lanes) {
+        return Err(MigrateError::Lanes(lanes));
+    }
+    let collation = collation_of(if mariadb { "MariaDB" } else { "" });
+    let mut script = format!("delimiter $$\n{BOOKKEEPING}$$\n");
+    for (number, name, sql) in MIGRATIONS {
+        statements(sql, lanes, collation).iter().for_each(|statement| script.push_str(&format!("{statement}$$\n")));
+        let sum = checksum(sql);
+        let noted = "insert ignore into postroom_migrations (number, name, checksum) values";
+        script.push_str(&format!("{noted} ({number}, '{name}', '{sum}')$$\n"));
+    }
+    script.push_str("delimiter ;\n");
+    Ok(script)
+}
+
+/// Number of the newest migration that this program knows.
+pub(crate) fn schema_version() -> i64 {
+    MIGRATIONS.last().map_or(0, |(number, _, _)| *number)
+}
+
+fn checksum(sql: &str) -> String {
+    Sha256::digest(sql.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,11 @@
+//! The suites that every store passes, as far as this one has the part.
+
+/// The relay's end.
+mod source {
+    postroom_testkit::source_conforms!(crate::fixture::Shop);
+}
+
+/// The receiving end.
+mod consumer_store {
+    postroom_testkit::consumer_store_conforms!(crate::fixture::Shop);
+}

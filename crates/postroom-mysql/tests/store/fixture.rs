@@ -1,0 +1,118 @@
+//! A database of a test's own, on one server for all tests of the process.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Opts, TxOpts};
+use postroom::{Consumer, Message, MessageId, Outbox as _, Route, Source};
+use postroom_mysql::{Mysql, MysqlSession, MysqlSource, migrate, options_of};
+use postroom_testkit::conformance::Fixture;
+use postroom_testkit::conformance::consumer_store::Inbox;
+use postroom_testkit::conformance::source::Outbox;
+use postroom_testkit::services::MariaDbServer;
+use postroom_testkit::surroundings;
+
+/// It ends with the process.
+static SERVER: LazyLock<MariaDbServer> =
+    LazyLock::new(|| MariaDbServer::start(&surroundings::scratch("mariadb").join("server")).unwrap());
+
+pub struct Shop {
+    pub opts: Opts,
+}
+
+impl Shop {
+    /// An empty database.
+    pub async fn empty() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let server = tokio::task::spawn_blocking(|| SERVER.url("mysql")).await.unwrap();
+        let name = format!("t_{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let mut admin = Conn::new(options_of(&server).unwrap()).await.unwrap();
+        admin.query_drop(format!("create database {name}")).await.unwrap();
+        Self { opts: options_of(&SERVER.url(&name)).unwrap() }
+    }
+
+    pub async fn connect(&self) -> Conn {
+        Conn::new(self.opts.clone()).await.unwrap()
+    }
+
+    pub async fn run(&self, sql: &str) {
+        self.connect().await.query_drop(sql).await.unwrap();
+    }
+
+    /// Writes in a transaction that is open yet.
+    pub async fn written(&self, messages: &[Message]) -> Conn {
+        let mut conn = self.connect().await;
+        let mut tx = conn.start_transaction(TxOpts::default()).await.unwrap();
+        Mysql.enqueue(&mut tx, messages).await.unwrap();
+        // Neither committed nor rolled back: the connection keeps it.
+        std::mem::forget(tx);
+        conn
+    }
+}
+
+#[async_trait]
+impl Fixture for Shop {
+    async fn create() -> Self {
+        let shop = Self::empty().await;
+        migrate(&shop.opts, Some(4)).await.unwrap();
+        shop
+    }
+}
+
+#[async_trait]
+impl Outbox for Shop {
+    type Open = Conn;
+
+    async fn open(&self, route: &Route, owner: &str) -> Arc<dyn Source> {
+        Arc::new(MysqlSource::open(&self.opts, route, owner).await.unwrap().positions_every(Duration::ZERO))
+    }
+
+    async fn commit(&self, messages: &[Message]) {
+        self.written(messages).await.query_drop("commit").await.unwrap();
+    }
+
+    async fn roll_back(&self, messages: &[Message]) {
+        self.written(messages).await.query_drop("rollback").await.unwrap();
+    }
+
+    async fn begin(&self, messages: &[Message]) -> Option<Conn> {
+        Some(self.written(messages).await)
+    }
+
+    async fn end(&self, mut open: Conn) {
+        open.query_drop("commit").await.unwrap();
+    }
+
+    async fn expire(&self) {
+        self.run("update postroom_lanes set expires_at = '1970-01-02'").await;
+        self.run("update postroom_relays set expires_at = '1970-01-02'").await;
+    }
+
+    async fn make_due(&self) {
+        self.run("update postroom_parked set due_at = utc_timestamp(6) - interval 1 hour where state <> 'queued'")
+            .await;
+    }
+}
+
+#[async_trait]
+impl Inbox for Shop {
+    type Store = Mysql;
+    type Session = MysqlSession;
+
+    fn session(&self) -> MysqlSession {
+        MysqlSession::new(&self.opts)
+    }
+
+    async fn make_due(&self) {
+        self.run("update postroom_inbox_messages set due_at = utc_timestamp(6) - interval 1 hour").await;
+    }
+
+    async fn dead(&self, consumer: &Consumer) -> Vec<(MessageId, String, String)> {
+        let sql = "select id, cause, error from postroom_dead_consume where consumer = ? order by seq";
+        let rows: Vec<(String, String, String)> = self.connect().await.exec(sql, (consumer.as_str(),)).await.unwrap();
+        rows.into_iter().map(|(id, cause, error)| (id.parse().unwrap(), cause, error)).collect()
+    }
+}

@@ -1,0 +1,10 @@
+//! The MariaDB store against a real server.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod conformance;
+mod contract;
+mod crash;
+mod fixture;
+mod order;
+mod relays;
