@@ -268,6 +268,7 @@ mod tests {
         let sources = [
             include_str!("doctor.rs"),
             include_str!("../../postroom-postgres/src/operate/doctor.rs"),
+            include_str!("../../postroom-mysql/src/operate/doctor.rs"),
             include_str!("../../postroom-sqlite/src/operate/doctor.rs"),
         ];
         for code in &known {

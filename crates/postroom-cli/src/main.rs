@@ -121,7 +121,7 @@ struct ConfigArgs {
 /// Which store: given by its URL or by the configuration.
 #[derive(Debug, Clone, Args)]
 struct StoreArgs {
-    /// Store URL, `postgres://…` or `sqlite:FILE`; the scheme chooses the store. Other users of the machine can read arguments,
+    /// Store URL, `postgres://…`, `mysql://…` or `sqlite:FILE`; the scheme chooses the store. Other users of the machine can read arguments,
     /// so do not put a password here: set POSTROOM_STORE_URL, or set POSTROOM_STORE_URL_FILE to the name of a file that contains the
     /// URL, or name a password file in PGPASSFILE
     #[arg(long, value_name = "URL")]

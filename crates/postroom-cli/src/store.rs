@@ -18,14 +18,17 @@ struct Kind {
 /// Nothing is connected to.
 type Opened = Result<Arc<dyn Store>, Failure>;
 
-const STORES: &[Kind] =
-    &[Kind { example: "postgres://USER@HOST/DATABASE", open: postgres }, Kind { example: "sqlite:FILE", open: sqlite }];
+const STORES: &[Kind] = &[
+    Kind { example: "postgres://USER@HOST/DATABASE", open: postgres },
+    Kind { example: "mysql://USER@HOST/DATABASE", open: mysql },
+    Kind { example: "sqlite:FILE", open: sqlite },
+];
 
 /// Reads the URL; connects to nothing.
 pub fn open(url: &str) -> Opened {
     STORES.iter().find_map(|kind| (kind.open)(url)).unwrap_or_else(|| {
         let examples: Vec<&str> = STORES.iter().map(|kind| kind.example).collect();
-        let text = format!("store URL {:?} has an unknown scheme; use {}", redact_url(url), examples.join(" or "));
+        let text = format!("store URL {:?} has an unknown scheme; use one of {}", redact_url(url), examples.join(", "));
         Err(Failure::new(exit::USAGE, text))
     })
 }
@@ -39,6 +42,14 @@ fn postgres(url: &str) -> Option<Opened> {
         None => Ok(connector),
     });
     let store = connector.map(|connector| Arc::new(postroom_postgres::Database::of(connector)) as Arc<dyn Store>);
+    Some(store.map_err(|error| Failure::of(exit::USAGE, &error)))
+}
+
+fn mysql(url: &str) -> Option<Opened> {
+    if !["mysql://", "mariadb://"].iter().any(|scheme| url.starts_with(scheme)) {
+        return None;
+    }
+    let store = postroom_mysql::Database::new(url).map(|database| Arc::new(database) as Arc<dyn Store>);
     Some(store.map_err(|error| Failure::of(exit::USAGE, &error)))
 }
 

@@ -71,6 +71,8 @@ begin
     set new.place = null;
     set new.lane = crc32(coalesce(new.`key`, new.aggregate_id, new.id)) % {lanes};
     set new.bytes = octet_length(new.payload) + coalesce(octet_length(new.headers), 0) + 512;
+    -- For writers that left it out.
+    set @postroom_id = new.id;
 end
 ----
 -- The next place of each lane. Whoever gives places locks the row, so that a place is seen after all before it.

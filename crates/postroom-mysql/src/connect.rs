@@ -1,9 +1,11 @@
 //! Opens a connection with the settings that this store needs, and sorts what the server says.
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, Error, Opts, OptsBuilder, SslOpts};
+use mysql_async::{Conn, Error, IoError, Opts, OptsBuilder, SslOpts};
 use postroom::StoreError;
 
 /// Statements in the order in which they are run on each connection. Read committed: no locks on gaps, and each statement sees what was
@@ -14,15 +16,19 @@ const SETTINGS: &str = "set session transaction_isolation = 'READ-COMMITTED', ti
 const SETTINGS_OF_BEFORE: &str = "set session tx_isolation = 'READ-COMMITTED', time_zone = '+00:00', innodb_lock_wait_timeout = 5, \
                                   sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'";
 const UNKNOWN_VARIABLE: u16 = 1193;
+/// A unique key has the value already.
+pub(crate) const DUPLICATE_ENTRY: u16 = 1062;
 
-/// What a `mysql://` URL says. A server that is not on this machine is spoken to over TLS, and its certificate is verified, unless the
+/// What a `mysql://` or `mariadb://` URL says. A server that is not on this machine is spoken to over TLS, and its certificate is verified, unless the
 /// URL says `require_ssl=false`.
 pub fn options_of(url: &str) -> Result<Opts, StoreError> {
     let failed = |source: mysql_async::UrlError| StoreError::Refused {
         what: "read the URL of the database",
         source: source.into(),
     };
-    let opts = Opts::from_url(url).map_err(failed)?;
+    // The driver knows one name for both.
+    let driver_url = url.strip_prefix("mariadb://").map(|rest| format!("mysql://{rest}"));
+    let opts = Opts::from_url(driver_url.as_deref().unwrap_or(url)).map_err(failed)?;
     let wants_plain =
         url.split_once('?').is_some_and(|(_, query)| query.split('&').any(|part| part == "require_ssl=false"));
     let builder = OptsBuilder::from_opts(opts.clone()).prefer_socket(false).tcp_nodelay(true);
@@ -32,8 +38,16 @@ pub fn options_of(url: &str) -> Result<Opts, StoreError> {
     Ok(if secured { builder.into() } else { builder.ssl_opts(SslOpts::default()).into() })
 }
 
+/// A server that accepts a connection and says nothing is as good as away.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
 /// A connection with our settings.
 pub(crate) async fn connect(opts: &Opts) -> Result<Conn, Error> {
+    let connected = tokio::time::timeout(CONNECT_TIMEOUT, connected(opts)).await;
+    connected.unwrap_or_else(|elapsed| Err(Error::Io(IoError::Io(std::io::Error::new(ErrorKind::TimedOut, elapsed)))))
+}
+
+async fn connected(opts: &Opts) -> Result<Conn, Error> {
     let mut conn = Conn::new(opts.clone()).await?;
     match conn.query_drop(SETTINGS).await {
         Err(Error::Server(error)) if error.code == UNKNOWN_VARIABLE => conn.query_drop(SETTINGS_OF_BEFORE).await?,

@@ -1,16 +1,19 @@
-//! MariaDB and MySQL store of postroom: the writer's end, the relay's end and the receiving end, with the same contracts as on PostgreSQL.
-//!
-//! Under way: the operator's end is not there yet, so the program `postroom` does not know this store.
+//! MariaDB and MySQL store of postroom: the writer's end, the relay's end, the receiving end and the operator's end, with the same contracts as
+//! on PostgreSQL.
 
 mod connect;
+mod database;
+mod desk;
 mod inbox;
 mod link;
 mod log;
 mod migrate;
+mod operate;
 mod outbox;
 mod routes;
 
 pub use connect::options_of;
+pub use database::Database;
 pub use inbox::MysqlSession;
 pub use log::MysqlSource;
 pub use migrate::{migrate, print_sql};

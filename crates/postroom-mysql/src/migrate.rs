@@ -3,7 +3,7 @@
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Opts};
-use postroom::{LANES_DEFAULT, MigrateError, Migrated, StoreError};
+use postroom::{LANES_DEFAULT, MigrateError, Migrated, MigrationPlan, MigrationStep, StoreError};
 use sha2::{Digest, Sha256};
 
 use crate::connect::{connect, store_error};
@@ -11,6 +11,8 @@ use crate::connect::{connect, store_error};
 const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "foundation", include_str!("../migrations/0001_foundation.sql")),
     (2, "receiving", include_str!("../migrations/0002_receiving.sql")),
+    (3, "operating", include_str!("../migrations/0003_operating.sql")),
+    (4, "enqueue", include_str!("../migrations/0004_enqueue.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (
@@ -66,10 +68,9 @@ async fn migrate_locked(conn: &mut Conn, asked: Option<u16>) -> Result<Migrated,
         return Err(MigrateError::OtherLanes { schema, asked });
     }
     let lanes = lanes.or(asked).unwrap_or(LANES_DEFAULT);
-    let version: String = conn.query_first("select version()").await.map_err(failed)?.unwrap_or_default();
     let mut applied = Vec::new();
     for (number, name, sql) in MIGRATIONS.iter().filter(|(number, _, _)| *number > newest) {
-        for statement in statements(sql, lanes, collation_of(&version)) {
+        for statement in statements(sql, lanes) {
             conn.query_drop(statement).await.map_err(failed)?;
         }
         let sql = "insert into postroom_migrations (number, name, checksum) values (?, ?, ?)";
@@ -89,37 +90,61 @@ async fn lanes(conn: &mut Conn) -> Result<Option<u16>, Error> {
     conn.query_first("select lanes from postroom_settings").await
 }
 
-/// Compares texts as bytes, with trailing spaces. The two families of servers have it under different names.
-fn collation_of(version: &str) -> &'static str {
-    if version.contains("MariaDB") { "utf8mb4_nopad_bin" } else { "utf8mb4_0900_bin" }
-}
+/// Compares texts as bytes, with trailing spaces. The two families of servers have it under different names; each takes the other's for a
+/// comment (MariaDB ignores those for versions 5.7 to 9.9 of MySQL).
+const COLLATION: &str = "/*M! utf8mb4_nopad_bin *//*!80000 utf8mb4_0900_bin */";
 
-fn statements(sql: &str, lanes: u16, collation: &str) -> Vec<String> {
+fn statements(sql: &str, lanes: u16) -> Vec<String> {
     let list: Vec<String> = (0..lanes).map(|lane| lane.to_string()).collect();
     let list = format!("[{}]", list.join(","));
     let filled = |statement: &str| {
         let statement = statement.replace("{lanes}", &lanes.to_string()).replace("{lane_list}", &list);
-        statement.replace("{collation}", collation).trim().to_owned()
+        statement.replace("{collation}", COLLATION).trim().to_owned()
     };
     sql.split("\n----\n").map(filled).collect()
 }
 
-/// The whole schema as one script for the client of MariaDB (`mariadb`) or, without `mariadb`, of MySQL (`mysql`).
-pub fn print_sql(lanes: Option<u16>, mariadb: bool) -> Result<String, MigrateError> {
+/// The whole schema as one script for the clients `mariadb` and `mysql`.
+pub fn print_sql(lanes: Option<u16>) -> Result<String, MigrateError> {
     let lanes = lanes.unwrap_or(LANES_DEFAULT);
     if !(1..=1024).contains(&lanes) {
         return Err(MigrateError::Lanes(lanes));
     }
-    let collation = collation_of(if mariadb { "MariaDB" } else { "" });
     let mut script = format!("delimiter $$\n{BOOKKEEPING}$$\n");
     for (number, name, sql) in MIGRATIONS {
-        statements(sql, lanes, collation).iter().for_each(|statement| script.push_str(&format!("{statement}$$\n")));
+        statements(sql, lanes).iter().for_each(|statement| script.push_str(&format!("{statement}$$\n")));
         let sum = checksum(sql);
         let noted = "insert ignore into postroom_migrations (number, name, checksum) values";
         script.push_str(&format!("{noted} ({number}, '{name}', '{sum}')$$\n"));
     }
     script.push_str("delimiter ;\n");
     Ok(script)
+}
+
+/// Number of the newest migration of the database; 0: it has none.
+pub(crate) async fn present(conn: &mut Conn) -> Result<i64, Error> {
+    let there = "select count(*) from information_schema.tables where table_schema = database() and table_name = 'postroom_migrations'";
+    if conn.query_first(there).await? != Some(1_i64) {
+        return Ok(0);
+    }
+    version(conn).await
+}
+
+/// As `present`, for a database that has been migrated.
+pub(crate) async fn version(conn: &mut Conn) -> Result<i64, Error> {
+    Ok(conn.query_first("select coalesce(max(number), 0) from postroom_migrations").await?.unwrap_or_default())
+}
+
+/// What `migrate` would do to a database of this version.
+pub(crate) fn plan_of(version: i64) -> Result<MigrationPlan, MigrateError> {
+    let known = schema_version();
+    if version > known {
+        return Err(MigrateError::Newer { number: version, known });
+    }
+    let locks = "nothing that is in use: it makes new tables";
+    let pending = MIGRATIONS.iter().filter(|(number, _, _)| *number > version);
+    let steps = pending.map(|(number, name, _)| MigrationStep { number: *number, name, locks }).collect();
+    Ok(MigrationPlan { version, steps })
 }
 
 /// Number of the newest migration that this program knows.

@@ -2,7 +2,7 @@
 //! to run.
 
 use mysql_async::prelude::Queryable;
-use mysql_async::{Error, Row};
+use mysql_async::{Error, Row, Value};
 use postroom::{OnDead, Order, RouteSettings, TopicFilter};
 
 /// Registers a route or adds to it what a relay was started with; returns what the route is now. In a transaction.
@@ -46,8 +46,55 @@ async fn read(conn: &mut impl Queryable, route: &str, locked: &str) -> Result<Op
     }))
 }
 
+/// What a route is, which stays so until the transaction ends; none: it never ran.
+pub(crate) async fn locked(tx: &mut impl Queryable, route: &str) -> Result<Option<RouteSettings>, Error> {
+    read(tx, route, "for update").await
+}
+
+/// All routes that have run, by name.
+pub(crate) async fn all(conn: &mut impl Queryable) -> Result<Vec<(String, RouteSettings)>, Error> {
+    let names: Vec<String> = conn.query("select name from postroom_routes order by name").await?;
+    let mut all = Vec::with_capacity(names.len());
+    for name in names {
+        if let Some(settings) = settings(conn, &name).await? {
+            all.push((name, settings));
+        }
+    }
+    Ok(all)
+}
+
+/// Named parameters of a statement.
+pub(crate) type Named = Vec<(String, Value)>;
+
+/// The condition that the topic of `o` is one of these, whose parameters are added with this prefix.
+pub(crate) fn takes(topics: &TopicFilter, prefix: &str, parameters: &mut Named) -> String {
+    if topics.patterns().iter().any(|pattern| pattern == "*") {
+        return "true".to_owned();
+    }
+    let mut any = Vec::new();
+    for (index, pattern) in topics.patterns().iter().enumerate() {
+        let name = format!("{prefix}_{index}");
+        match pattern.strip_suffix('*') {
+            Some(start) => {
+                any.push(format!("left(o.topic, {}) = :{name}", start.chars().count()));
+                parameters.push((name, start.into()));
+            }
+            None => {
+                any.push(format!("o.topic = :{name}"));
+                parameters.push((name, pattern.into()));
+            }
+        }
+    }
+    if any.is_empty() { "false".to_owned() } else { format!("({})", any.join(" or ")) }
+}
+
 /// Gives a route these settings and keeps the change.
-async fn change(tx: &mut impl Queryable, route: &str, now: &RouteSettings, set_by: &str) -> Result<(), Error> {
+pub(crate) async fn change(
+    tx: &mut impl Queryable,
+    route: &str,
+    now: &RouteSettings,
+    set_by: &str,
+) -> Result<(), Error> {
     let topics = serde_json::to_string(now.topics.patterns()).unwrap_or_default();
     let (order, on_dead) = (now.order.map(|order| order.as_str()), now.on_dead.map(|on_dead| on_dead.as_str()));
     let sql = "insert into postroom_routes (name, topics, ordering, on_dead) values (?, ?, ?, ?)

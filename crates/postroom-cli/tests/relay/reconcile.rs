@@ -479,6 +479,7 @@ async fn changes_without_a_message_are_named() {
         let compared = run();
         let result = json(&compared)["reconciled"][0].clone();
         assert_eq!((compared.status.code(), &result["unwritten"]), (Some(1), &4.into()), "{compared:?}");
+        assert!(result["notes"].to_string().contains("are not compared"), "the messages begin later: {result}");
         let changes = json(&postroom(&["--json", "reconcile", "changes", "invoices", "--store", store]));
         let mut named: Vec<(String, Option<i64>)> = changes["changes"]
             .as_array()

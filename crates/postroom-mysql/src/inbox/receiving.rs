@@ -13,14 +13,14 @@ use postroom::{
 use sha2::{Digest, Sha256};
 
 use crate::Mysql;
-use crate::connect::store_error;
+use crate::connect::{DUPLICATE_ENTRY, store_error};
+use crate::inbox::once::ADMIT_SQL;
 use crate::inbox::session::commit;
 use crate::log::{MESSAGE, get, json, message as message_of, noted};
 use crate::outbox::encoded;
 
-const DUPLICATE_ENTRY: u16 = 1062;
 /// Errors that speak of the values: too long, out of range, null, not of the type, refused by a check.
-const ABOUT_VALUES: [u16; 10] = [1048, 1071, 1264, 1292, 1366, 1406, 1690, 3819, 4025, 4078];
+pub(crate) const ABOUT_VALUES: [u16; 10] = [1048, 1071, 1264, 1292, 1366, 1406, 1690, 3819, 4025, 4078];
 const LAPSED_AT_ONCE: u64 = 100;
 /// The columns of a message, as they are written here.
 const KEPT: &str =
@@ -38,8 +38,7 @@ async fn admit(tx: &mut Transaction<'_>, consumer: &str, ids: &[String]) -> Resu
     let known: HashSet<String> = known.into_iter().collect();
     let mut new = HashSet::new();
     for id in sorted.into_iter().filter(|id| !known.contains(*id)) {
-        let sql = "insert into postroom_inbox (consumer, message_id) values (?, ?)";
-        match tx.exec_drop(sql, (consumer, id)).await {
+        match tx.exec_drop(ADMIT_SQL, (consumer, id)).await {
             Ok(()) => {
                 new.insert(id.clone());
             }
@@ -236,11 +235,12 @@ async fn settle(
     Ok(true)
 }
 
-/// The letter has no seq of the messages that wait, so it gets a negative one of its own; a key that is too long for the indexes there is not
+/// The letter has no seq of the messages that wait, so it gets one that they never reach; a key that is too long for the indexes there is not
 /// repeated as ordering_key.
 async fn keep_dead(tx: &mut Transaction<'_>, consumer: &str, message: &Message, error: &str) -> Result<(), BoxError> {
-    let sql = "select least(0, coalesce(min(seq), 0)) - 1 from postroom_dead_consume where consumer = ?";
-    let seq: i64 = tx.exec_first(sql, (consumer,)).await?.unwrap_or(-1);
+    let sql =
+        "select greatest(4503599627370496, coalesce(max(seq), 0) + 1) from postroom_dead_consume where consumer = ?";
+    let seq: i64 = tx.exec_first(sql, (consumer,)).await?.unwrap_or(1 << 52);
     let sql = format!(
         "insert into postroom_dead_consume (consumer, id, seq, attempts, cause, error, ordering_key, {KEPT})
          values (?, ?, ?, 0, 'permanent', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, timestampadd(microsecond, ?, '1970-01-01 00:00:00.000000'))

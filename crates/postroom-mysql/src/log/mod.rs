@@ -4,11 +4,11 @@
 mod claim;
 mod lanes;
 mod places;
-mod record;
+pub(crate) mod record;
 mod row;
 mod source;
 
 pub(crate) use places::json;
 pub(crate) use record::noted;
-pub(crate) use row::{MESSAGE, get, message};
+pub(crate) use row::{COPIED, MESSAGE, get, message};
 pub use source::MysqlSource;

@@ -21,8 +21,9 @@ pub(crate) async fn give(conn: &mut Conn, lanes: &[u16], limit: usize) -> Result
     let mut tx = conn.start_transaction(TxOpts::default()).await?;
     // The counter may be that of a backup, or rows may have been put back: no place at or below a position is given again.
     let sql = "select p.lane, greatest(p.next_place,
-                      coalesce((select max(l.position) from postroom_lanes l where l.lane = p.lane), 0) + 1,
-                      coalesce((select max(o.place) from postroom_outbox o where o.lane = p.lane), 0) + 1)
+                      coalesce((select max(l.position) from postroom_routes r
+                                 straight_join postroom_lanes l on l.route = r.name and l.lane = p.lane), 0) + 1,
+                      coalesce((select o.place from postroom_outbox o where o.lane = p.lane order by o.place desc limit 1), 0) + 1)
                  from postroom_places p
                 where p.lane in (select n.lane from json_table(?, '$[*]' columns (lane smallint path '$')) n)
                 order by p.lane for update";

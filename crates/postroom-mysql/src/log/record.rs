@@ -112,9 +112,7 @@ pub(crate) async fn entries(
         unpark(&mut tx, route, &done).await?;
     }
     let keys: HashSet<&String> = entries.iter().filter_map(|entry| entry.key.as_ref()).collect();
-    for key in keys {
-        promote(&mut tx, route, key).await?;
-    }
+    promote(&mut tx, route, &keys.into_iter().collect::<Vec<_>>()).await?;
     tx.commit().await?;
     Ok(held)
 }
@@ -138,15 +136,23 @@ pub(crate) async fn unpark(tx: &mut impl Queryable, route: &str, seqs: &[(i64, S
     tx.exec_drop(sql, (json(seqs), route)).await
 }
 
-/// The first message left of a key becomes its head, so that it can be claimed.
-async fn promote(tx: &mut impl Queryable, route: &str, key: &str) -> Result<(), Error> {
-    let sql = "select seq, state from postroom_parked
-                where route = ? and ordering_key = ? and state <> 'scheduled' order by seq limit 1";
-    let first: Option<(i64, String)> = tx.exec_first(sql, (route, key)).await?;
-    let Some((seq, _)) = first.filter(|(_, state)| state == "queued") else { return Ok(()) };
-    let sql = "update postroom_parked set state = 'retry', due_at = utc_timestamp(6), waits_since = utc_timestamp(6)
-                where route = ? and seq = ? and state = 'queued'";
-    tx.exec_drop(sql, (route, seq)).await
+/// The first message left of each of these keys becomes its head, so that it can be claimed.
+pub(crate) async fn promote<K: AsRef<str>>(tx: &mut impl Queryable, route: &str, keys: &[K]) -> Result<(), Error> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let keys: Vec<&str> = keys.iter().map(AsRef::as_ref).collect();
+    // Grouped by the column of the table, which tells letters apart.
+    let sql =
+        "select straight_join p.ordering_key, min(p.seq) from json_table(?, '$[*]' columns (k varchar(512) path '$')) n
+                 join postroom_parked p on p.route = ? and p.ordering_key = n.k and p.state <> 'scheduled'
+                group by p.ordering_key";
+    let firsts: Vec<(String, i64)> = tx.exec(sql, (json(&keys), route)).await?;
+    let sql = "update json_table(?, '$[*]' columns (k varchar(512) path '$[0]', at_seq bigint path '$[1]')) n
+                 straight_join postroom_parked p on p.route = ? and p.ordering_key = n.k and p.seq = n.at_seq
+                  set p.state = 'retry', p.due_at = utc_timestamp(6), p.waits_since = utc_timestamp(6)
+                where p.state = 'queued'";
+    if firsts.is_empty() { Ok(()) } else { tx.exec_drop(sql, (json(&firsts), route)).await }
 }
 
 /// Moves positions forward in lanes that are still held; returns those.

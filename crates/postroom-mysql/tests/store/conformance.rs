@@ -5,6 +5,11 @@ mod source {
     postroom_testkit::source_conforms!(crate::fixture::Shop);
 }
 
+/// The operator's end.
+mod operator {
+    postroom_testkit::operator_conforms!(crate::fixture::Shop);
+}
+
 /// The receiving end.
 mod consumer_store {
     postroom_testkit::consumer_store_conforms!(crate::fixture::Shop);

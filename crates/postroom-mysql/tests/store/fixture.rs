@@ -7,10 +7,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, TxOpts};
-use postroom::{Consumer, Message, MessageId, Outbox as _, Route, Source};
-use postroom_mysql::{Mysql, MysqlSession, MysqlSource, migrate, options_of};
+use postroom::{Consumer, Message, MessageId, Operator, Outbox as _, Route, Source};
+use postroom_mysql::{Database, Mysql, MysqlSession, MysqlSource, migrate, options_of};
 use postroom_testkit::conformance::Fixture;
 use postroom_testkit::conformance::consumer_store::Inbox;
+use postroom_testkit::conformance::operator::Operated;
 use postroom_testkit::conformance::source::Outbox;
 use postroom_testkit::services::MariaDbServer;
 use postroom_testkit::surroundings;
@@ -20,6 +21,7 @@ static SERVER: LazyLock<MariaDbServer> =
     LazyLock::new(|| MariaDbServer::start(&surroundings::scratch("mariadb").join("server")).unwrap());
 
 pub struct Shop {
+    pub url: String,
     pub opts: Opts,
 }
 
@@ -31,7 +33,8 @@ impl Shop {
         let name = format!("t_{}", NEXT.fetch_add(1, Ordering::Relaxed));
         let mut admin = Conn::new(options_of(&server).unwrap()).await.unwrap();
         admin.query_drop(format!("create database {name}")).await.unwrap();
-        Self { opts: options_of(&SERVER.url(&name)).unwrap() }
+        let url = SERVER.url(&name);
+        Self { opts: options_of(&url).unwrap(), url }
     }
 
     pub async fn connect(&self) -> Conn {
@@ -94,6 +97,45 @@ impl Outbox for Shop {
     async fn make_due(&self) {
         self.run("update postroom_parked set due_at = utc_timestamp(6) - interval 1 hour where state <> 'queued'")
             .await;
+    }
+}
+
+#[async_trait]
+impl Operated for Shop {
+    fn operator(&self) -> Arc<dyn Operator> {
+        Arc::new(Database::new(&self.url).unwrap())
+    }
+
+    async fn audit(&self) -> Vec<(String, String, String, usize)> {
+        let sql = "select actor, action, reason, json_length(message_ids) from postroom_audit order by id";
+        self.connect().await.query(sql).await.unwrap()
+    }
+
+    async fn processed(&self, age: Duration, count: usize) {
+        let mut conn = self.connect().await;
+        for _ in 0..count {
+            let sql = "insert into postroom_inbox (consumer, message_id, processed_at)
+                       values ('totals', ?, timestampadd(microsecond, -?, utc_timestamp(6)))";
+            conn.exec_drop(sql, (MessageId::new().to_string(), age.as_micros() as i64)).await.unwrap();
+        }
+    }
+
+    async fn stepped_ago(&self, seconds: f64) {
+        let sql = "update postroom_operations set stepped_at = timestampadd(microsecond, ?, utc_timestamp(6))";
+        self.connect().await.exec_drop(sql, ((-seconds * 1e6) as i64,)).await.unwrap();
+    }
+
+    async fn grow_older(&self, by: Duration) {
+        for (table, column) in [
+            ("dead_letters", "died_at"),
+            ("dead_consume", "died_at"),
+            ("audit", "at"),
+            ("archive_segments", "taken_until"),
+            ("archive_restored", "stays_until"),
+        ] {
+            let sql = format!("update postroom_{table} set {column} = timestampadd(microsecond, -?, {column})");
+            self.connect().await.exec_drop(sql, (by.as_micros() as i64,)).await.unwrap();
+        }
     }
 }
 

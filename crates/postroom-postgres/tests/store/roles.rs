@@ -1,10 +1,11 @@
 //! What each role of `docs/grants-*.sql` can do, and what it cannot.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use postroom::{
-    Cause, Consumer, ConsumerStore, DeadDeed, DeadFilter, Deed, KeyDeed, Message, Operator, Outcome, RouteChange,
-    Session, Side, Source, StoreError,
+    Cause, Consumer, ConsumerStore, DeadDeed, DeadFilter, Deed, KeyDeed, Message, Needs, Operator, Outcome,
+    RouteChange, Session, Side, Source, Store, StoreError,
 };
 use postroom_postgres::{LogSource, Postgres, PostgresSession};
 use postroom_testkit::postgres::Database;
@@ -63,6 +64,15 @@ async fn a_role_without_grants_can_do_nothing_here() {
         .unwrap()
         .get(0);
     assert_eq!(open, 0, "functions that everybody may execute");
+
+    // What several of its tasks need is named once.
+    let needs =
+        Needs { relay: true, filler: true, retention: true, metrics: true, operations: true, comparisons: true };
+    let findings = postroom_postgres::Database::new(&url).unwrap().check(needs).await.unwrap();
+    let lacking = findings.iter().find(|finding| finding.found.contains("lacks")).unwrap();
+    let grants: Vec<&str> = lacking.advice.as_deref().unwrap().split("; ").collect();
+    let different: HashSet<&str> = grants.iter().copied().collect();
+    assert!(grants.len() > 10 && different.len() == grants.len(), "{lacking:?}");
 }
 
 #[tokio::test]

@@ -1,0 +1,111 @@
+//! Connections of operators' calls.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Error, Opts, Transaction, TxOpts};
+use postroom::{BoxError, StoreError};
+
+use crate::connect::{connect, store_error};
+
+/// A look at large tables may take a while; one that takes longer waits for something that is gone.
+const CALL_TIMEOUT: Duration = Duration::from_secs(300);
+const IDLE_MAX: usize = 4;
+const DEADLOCK: u16 = 1213;
+/// A call that met a deadlock was rolled back and is made again.
+const TRIES: usize = 5;
+
+/// Calls run beside each other, each on a connection of its own, some of which are kept for later ones.
+pub(crate) struct Desk {
+    opts: Opts,
+    idle: Mutex<Vec<Conn>>,
+}
+
+/// Why a call failed: the server said it, or we did.
+pub(crate) enum Failed {
+    Server(Error),
+    Told(StoreError),
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self::Server(error)
+    }
+}
+
+impl From<StoreError> for Failed {
+    fn from(error: StoreError) -> Self {
+        Self::Told(error)
+    }
+}
+
+impl From<serde_json::Error> for Failed {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Server(Error::Other(error.into()))
+    }
+}
+
+impl Desk {
+    pub fn new(opts: Opts) -> Self {
+        Self { opts, idle: Mutex::default() }
+    }
+
+    pub fn opts(&self) -> &Opts {
+        &self.opts
+    }
+
+    /// A connection on which something failed is not used again.
+    pub async fn call<T>(
+        &self,
+        what: &'static str,
+        work: impl AsyncFnOnce(&mut Conn) -> Result<T, Failed> + Clone,
+    ) -> Result<T, StoreError> {
+        let done = tokio::time::timeout(CALL_TIMEOUT, async {
+            let mut tries = 0;
+            loop {
+                tries += 1;
+                match self.tried(work.clone()).await {
+                    Err(Failed::Server(Error::Server(error))) if error.code == DEADLOCK && tries < TRIES => {}
+                    other => return other,
+                }
+            }
+        });
+        match done.await {
+            Ok(Ok(value)) => Ok(value),
+            // Something that is stored is not what it should be.
+            Ok(Err(Failed::Server(Error::Other(source)))) => Err(StoreError::Refused { what, source }),
+            Ok(Err(Failed::Server(error))) => Err(store_error(what, error)),
+            Ok(Err(Failed::Told(error))) => Err(error),
+            Err(elapsed) => Err(StoreError::Unavailable { what, source: BoxError::from(elapsed) }),
+        }
+    }
+
+    async fn tried<T>(&self, work: impl AsyncFnOnce(&mut Conn) -> Result<T, Failed>) -> Result<T, Failed> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        // It may have been closed by the server since.
+        if let Some(conn) = &mut idle
+            && conn.query_drop("rollback").await.is_err()
+        {
+            idle = None;
+        }
+        let mut conn = match idle {
+            Some(conn) => conn,
+            None => connect(&self.opts).await?,
+        };
+        let value = work(&mut conn).await?;
+        // A deed that had nothing to do leaves its transaction open, with its locks.
+        if conn.query_drop("rollback").await.is_ok() {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle.len() < IDLE_MAX {
+                idle.push(conn);
+            }
+        }
+        Ok(value)
+    }
+}
+
+/// A transaction for a deed.
+pub(crate) async fn begin(conn: &mut Conn) -> Result<Transaction<'_>, Error> {
+    conn.start_transaction(TxOpts::default()).await
+}

@@ -1,0 +1,150 @@
+//! Messages as an operator looks them up, and the test message that an operator sends.
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Params, Row};
+use postroom::{
+    Deed, EnqueueError, Listed, ListedAfter, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, Outbox,
+    StoreError, StoredMessage, headers_from_json,
+};
+
+use crate::Mysql;
+use crate::desk::{Failed, begin};
+use crate::log::get;
+use crate::operate::audit::audit;
+use crate::operate::keys::ago;
+use crate::routes::{self, Named, takes};
+
+/// So many rows of the outbox are looked at, the newest.
+const ROWS_MAX: i64 = 20_000;
+
+/// Messages by filter, newest first.
+pub(crate) async fn messages(conn: &mut Conn, filter: &MessageFilter, limit: i64) -> Result<Listed, Failed> {
+    let MessageFilter { route, topic, key, place, newer_than, older_than, after } = filter;
+    let mut named: Named = vec![
+        ("route".to_owned(), route.into()),
+        ("topic".to_owned(), topic.into()),
+        ("key".to_owned(), key.into()),
+        ("state".to_owned(), place.map(ListedPlace::as_str).into()),
+        ("newer".to_owned(), newer_than.map(ago).into()),
+        ("older".to_owned(), older_than.map(ago).into()),
+        ("limit".to_owned(), limit.max(0).saturating_add(1).into()),
+        ("after_us".to_owned(), after.as_ref().map(|after| after.occurred_us).into()),
+        ("after_id".to_owned(), after.as_ref().map(|after| after.id.as_str()).into()),
+        ("after_route".to_owned(), after.as_ref().map(|after| after.route.as_deref().unwrap_or_default()).into()),
+        ("after_seq".to_owned(), after.as_ref().map(|after| after.seq).into()),
+    ];
+    let (mut by_route, mut by_any) = (vec!["false".to_owned()], vec!["false".to_owned()]);
+    for (index, (name, settings)) in routes::all(conn).await?.into_iter().enumerate() {
+        let takes = takes(&settings.topics, &format!("t{index}"), &mut named);
+        by_route.push(format!("(r.name = :r{index} and {takes})"));
+        by_any.push(takes);
+        named.push((format!("r{index}"), name.into()));
+    }
+    let (by_route, by_any) = (by_route.join(" or "), by_any.join(" or "));
+    let sql = format!(
+        "with looked as (select seq, lane, place, id, topic, type, coalesce(`key`, aggregate_id) as ordering_key, occurred_at
+                           from postroom_outbox order by seq desc limit {ROWS_MAX})
+         select m.route, m.id, m.state, m.topic, m.type, m.ordering_key, m.attempts, m.seq,
+                timestampdiff(microsecond, '1970-01-01', m.occurred_at) as occurred_us,
+                timestampdiff(microsecond, m.occurred_at, utc_timestamp(6)) / 1e6 as age
+           from (
+             select r.name as route, o.id, if(o.place <= l.position, 'done', 'waiting') as state,
+                    o.topic, o.type, o.ordering_key, 0 as attempts, o.occurred_at, o.seq
+               from looked o join postroom_routes r on true join postroom_lanes l on l.route = r.name and l.lane = o.lane
+              where ({by_route})
+                and not exists (select 1 from postroom_parked p where p.route = r.name and p.seq = o.seq and p.id = o.id)
+                and not exists (select 1 from postroom_dead_letters d where d.route = r.name and d.seq = o.seq and d.id = o.id)
+             union all
+             select null, o.id, 'unrouted', o.topic, o.type, o.ordering_key, 0, o.occurred_at, o.seq from looked o
+              where not ({by_any})
+             union all
+             select route, id, state, topic, type, coalesce(`key`, aggregate_id), attempts, occurred_at, seq from postroom_parked
+             union all
+             select route, id, 'dead', topic, type, coalesce(`key`, aggregate_id), attempts, occurred_at, seq from postroom_dead_letters) m
+          where (:route is null or m.route = :route) and (:topic is null or m.topic = :topic) and (:key is null or m.ordering_key = :key)
+            and (:state is null or m.state = :state)
+            and (:newer is null or m.occurred_at >= timestampadd(microsecond, - :newer, utc_timestamp(6)))
+            and (:older is null or m.occurred_at <= timestampadd(microsecond, - :older, utc_timestamp(6)))
+            and (:after_us is null
+                 or timestampdiff(microsecond, '1970-01-01', m.occurred_at) < :after_us
+                 or (timestampdiff(microsecond, '1970-01-01', m.occurred_at) = :after_us
+                     and (m.id < :after_id or (m.id = :after_id
+                          and (coalesce(m.route, '') > :after_route or (coalesce(m.route, '') = :after_route and m.seq > :after_seq))))))
+          order by m.occurred_at desc, m.id desc, coalesce(m.route, ''), m.seq limit :limit"
+    );
+    let rows: Vec<Row> = conn.exec(sql, Params::from(named)).await?;
+    let mut found = Vec::with_capacity(rows.len());
+    for mut row in rows {
+        let row = &mut row;
+        let message = ListedMessage {
+            route: get(row, "route")?,
+            id: get(row, "id")?,
+            state: super::word(row, "state", ListedPlace::of)?,
+            topic: get(row, "topic")?,
+            kind: get(row, "type")?,
+            key: get(row, "ordering_key")?,
+            attempts: get(row, "attempts")?,
+            age_seconds: get(row, "age")?,
+        };
+        found.push((message, get::<i64>(row, "occurred_us")?, get::<i64>(row, "seq")?));
+    }
+    let more = found.len() as i64 > limit;
+    found.truncate(limit.max(0) as usize);
+    let next = found.last().filter(|_| more).map(|(message, occurred_us, seq)| {
+        let (id, route) = (message.id.clone(), message.route.clone());
+        ListedAfter { occurred_us: *occurred_us, id, seq: *seq, route }.to_string()
+    });
+    let messages = found.into_iter().map(|(message, _, _)| message).collect();
+    let of_outbox =
+        place.is_none_or(|place| matches!(place, ListedPlace::Waiting | ListedPlace::Done | ListedPlace::Unrouted));
+    let sql = "select count(*) from (select 1 from postroom_outbox limit ?) o";
+    let rows: i64 = conn.exec_first(sql, (ROWS_MAX + 1,)).await?.unwrap_or_default();
+    Ok(Listed { messages, cut: more || (of_outbox && rows > ROWS_MAX), next })
+}
+
+/// One message with its payload, from the first table that has it.
+pub(crate) async fn message(conn: &mut Conn, id: MessageId) -> Result<Option<StoredMessage>, Failed> {
+    let id = id.to_string();
+    for table in ["outbox", "dead_letters", "dead_consume", "parked", "inbox_messages"] {
+        let sql = format!(
+            "select id, topic, type, payload, `key`, routing_key, content_type, headers, tenant_id, aggregate_type, aggregate_id,
+                    aggregate_version, coalesce(timestampdiff(microsecond, occurred_at, utc_timestamp(6)), 0) / 1e6 as age
+               from postroom_{table} where id = ? limit 1"
+        );
+        let Some(mut row): Option<Row> = conn.exec_first(sql, (&id,)).await? else { continue };
+        let row = &mut row;
+        return Ok(Some(StoredMessage {
+            found_in: table.to_owned(),
+            id: get(row, "id")?,
+            topic: get(row, "topic")?,
+            kind: get(row, "type")?,
+            key: get(row, "key")?,
+            routing_key: get(row, "routing_key")?,
+            content_type: get(row, "content_type")?,
+            headers: headers_from_json(get::<Option<String>>(row, "headers")?.as_deref()),
+            tenant_id: get(row, "tenant_id")?,
+            aggregate_type: get(row, "aggregate_type")?,
+            aggregate_id: get(row, "aggregate_id")?,
+            aggregate_version: get(row, "aggregate_version")?,
+            age_seconds: get(row, "age")?,
+            payload: get(row, "payload")?,
+        }));
+    }
+    Ok(None)
+}
+
+/// Writes one message, in a transaction of its own.
+pub(crate) async fn send(conn: &mut Conn, message: &Message) -> Result<(), Failed> {
+    let mut tx = begin(conn).await?;
+    Mysql.enqueue(&mut tx, std::slice::from_ref(message)).await.map_err(|error: EnqueueError| StoreError::Refused {
+        what: "write the message; nothing was written",
+        source: error.into(),
+    })?;
+    tx.commit().await?;
+    Ok(())
+}
+
+/// Leaves an audit row about somebody who looks at a payload.
+pub(crate) async fn note_payload_read(conn: &mut Conn, id: MessageId, deed: &Deed) -> Result<(), Failed> {
+    Ok(audit(conn, deed, "payload.read", "{}", &[id.to_string()]).await?)
+}
