@@ -3,9 +3,10 @@
 --   MariaDB: grant postroom_writer to shop_app; set default role postroom_writer for shop_app;
 --   MySQL:   grant postroom_writer to shop_app; set default role postroom_writer to shop_app;
 
--- Applications that write messages.
+-- Applications that write messages: none of the columns seq, place, lane and bytes.
 create role if not exists postroom_writer;
-grant insert on shop.postroom_outbox to postroom_writer;
+grant insert (id, topic, type, payload, `key`, routing_key, content_type, headers, tenant_id, aggregate_type, aggregate_id, aggregate_version,
+              occurred_at, visible_at) on shop.postroom_outbox to postroom_writer;
 grant execute on procedure shop.postroom_enqueue to postroom_writer;
 
 -- Consumers: the inbox, and what waits in it.

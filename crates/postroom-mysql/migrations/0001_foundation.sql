@@ -57,7 +57,8 @@ create table if not exists postroom_outbox (
     constraint postroom_outbox_aggregate_id_has_1_to_512_bytes check (octet_length(aggregate_id) between 1 and 512)
 ) engine = InnoDB default character set utf8mb4 collate {collation}
 ----
--- What a writer leaves out or must not choose. The id is a UUIDv7 (RFC 9562).
+-- What a writer leaves out or must not choose. The id is a UUIDv7 (RFC 9562). The checks of the table are made once more, since MariaDB lets any session
+-- switch those off (check_constraint_checks): a row that breaks one could not be given its place, and would hold up all others.
 create trigger if not exists postroom_outbox_written before insert on postroom_outbox for each row
 begin
     declare ms bigint default timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)) div 1000;
@@ -67,6 +68,21 @@ begin
                                   hex(8 + (conv(substr(r, 4, 1), 16, 10) & 3)), substr(r, 5, 3), '-', substr(r, 8, 12)));
     else
         set new.id = lower(new.id);
+    end if;
+    -- The archive puts messages back with theirs.
+    if coalesce(new.seq, 0) <> 0 and coalesce(@postroom_restores, 0) <> 1 then
+        signal sqlstate '45000' set message_text = 'postroom_outbox: seq is not for writers to choose';
+    end if;
+    if not (new.id regexp '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
+            and octet_length(new.topic) between 1 and 255 and octet_length(new.type) between 1 and 255
+            and octet_length(new.payload) <= 1048576
+            and coalesce(octet_length(new.`key`) between 1 and 512, true)
+            and coalesce(octet_length(new.routing_key) <= 255, true)
+            and octet_length(new.content_type) between 1 and 255
+            and (new.headers is null or (json_valid(new.headers) and json_type(new.headers) = 'OBJECT' and octet_length(new.headers) <= 65536))
+            and coalesce(octet_length(new.tenant_id) <= 512, true) and coalesce(octet_length(new.aggregate_type) <= 255, true)
+            and coalesce(octet_length(new.aggregate_id) between 1 and 512, true)) then
+        signal sqlstate '45000' set message_text = 'postroom_outbox: a column is too long, empty, not a UUID or not a JSON object; see the checks of the table';
     end if;
     set new.place = null;
     set new.lane = crc32(coalesce(new.`key`, new.aggregate_id, new.id)) % {lanes};

@@ -30,6 +30,10 @@ begin
             signal sqlstate '45000' set message_text = said;
         end if;
         set kind = json_type(json_extract(given, concat('$.', name)));
+        if kind is null then
+            set said = concat('postroom_enqueue: write the option ', name, ' without escapes');
+            signal sqlstate '45000' set message_text = said;
+        end if;
         if kind = 'NULL' then
             set given = json_remove(given, concat('$.', name));
         elseif not case name when 'headers' then kind = 'OBJECT'

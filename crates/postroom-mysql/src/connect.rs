@@ -11,10 +11,12 @@ use postroom::StoreError;
 /// Statements in the order in which they are run on each connection. Read committed: no locks on gaps, and each statement sees what was
 /// committed before it.
 const SETTINGS: &str = "set session transaction_isolation = 'READ-COMMITTED', time_zone = '+00:00', innodb_lock_wait_timeout = 5, \
-                        sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'";
+                        sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, completion_type = 'NO_CHAIN', sql_safe_updates = 0, \
+                        sql_select_limit = 18446744073709551615";
 /// MariaDB has had this name alone until version 11.
 const SETTINGS_OF_BEFORE: &str = "set session tx_isolation = 'READ-COMMITTED', time_zone = '+00:00', innodb_lock_wait_timeout = 5, \
-                                  sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'";
+                                  sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, completion_type = 'NO_CHAIN', sql_safe_updates = 0, \
+                        sql_select_limit = 18446744073709551615";
 const UNKNOWN_VARIABLE: u16 = 1193;
 /// A unique key has the value already.
 pub(crate) const DUPLICATE_ENTRY: u16 = 1062;

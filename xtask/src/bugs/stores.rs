@@ -337,7 +337,7 @@ pub(super) const BUGS: &[Bug] = &[
         name: "a_replay_has_no_head",
         breaks: "gives a replay out so that nobody can claim it",
         package: "postroom-postgres",
-        test: &["--test", "conformance", "operations"],
+        test: &["--test", "conformance", "what_was_sent_is_replayed_in_order_with_its_id_and_nothing_else_is"],
         needs_bin: false,
     },
     Bug {
@@ -352,6 +352,31 @@ pub(super) const BUGS: &[Bug] = &[
         breaks: "lets a relay record in a lane that another one has taken on MariaDB",
         package: "postroom-mysql",
         test: &["--test", "store", "a_relay_that_lost_its_lanes_changes_nothing_and_is_told"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "mariadb_retention_asks_no_position",
+        breaks: "deletes messages of MariaDB that a route has not passed",
+        package: "postroom-mysql",
+        test: &["--test", "store", "conformance::operator::what_is_finished_and_old_is_removed_and_nothing_else"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "mariadb_discards_what_a_crash_brings_back",
+        breaks: "discards a dead letter of MariaDB that its relay has not passed",
+        package: "postroom-mysql",
+        test: &["--test", "store", "conformance::operator::a_letter_that_the_position_has_not_passed_is_not_discarded"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "mariadb_archive_removes_what_is_replayed",
+        breaks: "removes what is archived on MariaDB while it waits to be sent again",
+        package: "postroom-mysql",
+        test: &[
+            "--test",
+            "store",
+            "conformance::operator::what_leaves_for_an_archive_leaves_once_and_nothing_else_does",
+        ],
         needs_bin: false,
     },
 ];

@@ -138,6 +138,15 @@ async fn exactly_what_is_missing_is_found_and_replayed() {
         let failing = postroom(&["status", "--store", store, "--fail-on", "reconcile"]);
         assert_eq!(failing.status.code(), Some(1));
 
+        // What was found open is looked at again, also by one that would not look so far back.
+        let short = surroundings::scratch("reconcile").join("short.toml");
+        let of_a_day = std::fs::read_to_string(config).unwrap().replace("window = \"31d\"", "window = \"1d\"");
+        std::fs::write(&short, of_a_day).unwrap();
+        let again = json(&postroom(&["--json", "reconcile", "run", "--config", short.to_str().unwrap()]));
+        let of_each = again["reconciled"][0]["consumers"].as_array().unwrap();
+        let missing: i64 = of_each.iter().map(|one| one["missing"].as_i64().unwrap()).sum();
+        assert_eq!(missing, 5, "{again}");
+
         // From the difference to its end.
         let before = std::fs::read_to_string(&out).unwrap().lines().count();
         {
@@ -421,6 +430,18 @@ async fn what_could_not_be_compared_never_passes_for_no_difference() {
         };
         execute(store, earlier).await;
         fails("is to be made every");
+        // Where a relay compares by itself, a comparison that fails as a whole is a result too: this id has no time in it.
+        let no_time = "insert into postroom.outbox (id, topic, type, payload)
+                       values ('4b3f2a52-5d1f-4c7e-9d0a-1f2e3d4c5b6a', 'orders', 'order.placed', 'x')";
+        execute(store, no_time).await;
+        let mut command = surroundings::postroom();
+        command.args(["run", "--config"]).arg(&config).stdout(std::process::Stdio::null());
+        let relay = Running(command.stderr(std::process::Stdio::null()).spawn().unwrap());
+        until(store, "the relay has noted that it cannot compare", |status| {
+            status["reconciled"][0]["troubles"].as_i64() > Some(0)
+        });
+        drop(relay);
+        execute(store, "delete from postroom.outbox").await;
         execute(other, "delete from postroom.inbox where consumer = 'mail'").await;
     }
 }

@@ -214,6 +214,19 @@ pub(crate) async fn restore(
 ) -> Result<Restored, Failed> {
     let stays = i64::try_from(stays.as_micros()).unwrap_or(i64::MAX).min(31_557_600_000_000_000);
     let next = next_seq(conn).await?;
+    conn.query_drop("set @postroom_restores = 1").await?;
+    let put = put_back(conn, messages, (stays, next), deed).await;
+    // The connection is used for other things afterwards.
+    conn.query_drop("set @postroom_restores = null").await?;
+    put
+}
+
+async fn put_back(
+    conn: &mut Conn,
+    messages: &[ArchivedMessage],
+    (stays, next): (i64, i64),
+    deed: &Deed,
+) -> Result<Restored, Failed> {
     let mut tx = begin_tx(conn).await?;
     let mut restored = Restored::default();
     for message in messages {

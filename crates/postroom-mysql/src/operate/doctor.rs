@@ -38,6 +38,7 @@ pub(crate) async fn diagnose(conn: &mut Conn) -> Result<Vec<Diagnosis>, Failed> 
     let settings: HashMap<String, String> =
         settings.into_iter().map(|(name, value)| (name.to_lowercase(), value.to_lowercase())).collect();
     found.extend(of_settings(&settings));
+    found.push(triggers(conn).await?);
     found.push(long_transactions(conn).await?);
     let clock = "select timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))";
     let before = SystemTime::now();
@@ -100,6 +101,23 @@ fn of_settings(settings: &HashMap<String, String>) -> Vec<Diagnosis> {
             "name the primary in the URL",
         ),
     ]
+}
+
+/// Who may not see triggers sees none.
+async fn triggers(conn: &mut Conn) -> Result<Diagnosis, Error> {
+    let sql = "select count(*) from information_schema.triggers where trigger_schema = database()
+                  and trigger_name in ('postroom_outbox_written', 'postroom_note_death', 'postroom_note_death_in')";
+    let seen: i64 = conn.query_first(sql).await?.unwrap_or_default();
+    Ok(if seen == 3 {
+        Diagnosis::fine("triggers", "the triggers of the tables are there")
+    } else {
+        let found = format!("{seen} of the 3 triggers of the tables can be seen");
+        Diagnosis::unknown(
+            "triggers",
+            found,
+            "look as the owner of the tables; if they are gone, restore them before anybody writes",
+        )
+    })
 }
 
 async fn long_transactions(conn: &mut Conn) -> Result<Diagnosis, Error> {

@@ -5,6 +5,7 @@
 mod conformance;
 mod contract;
 mod crash;
+mod deeds;
 mod fixture;
 mod order;
 mod relays;
