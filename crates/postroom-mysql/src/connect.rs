@@ -8,16 +8,11 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, IoError, Opts, OptsBuilder, SslOpts};
 use postroom::StoreError;
 
-/// Statements in the order in which they are run on each connection. Read committed: no locks on gaps, and each statement sees what was
-/// committed before it.
-const SETTINGS: &str = "set session transaction_isolation = 'READ-COMMITTED', time_zone = '+00:00', innodb_lock_wait_timeout = 5, \
-                        sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, completion_type = 'NO_CHAIN', sql_safe_updates = 0, \
-                        sql_select_limit = 18446744073709551615";
-/// MariaDB has had this name alone until version 11.
-const SETTINGS_OF_BEFORE: &str = "set session tx_isolation = 'READ-COMMITTED', time_zone = '+00:00', innodb_lock_wait_timeout = 5, \
-                                  sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, completion_type = 'NO_CHAIN', sql_safe_updates = 0, \
-                        sql_select_limit = 18446744073709551615";
-const UNKNOWN_VARIABLE: u16 = 1193;
+/// No locks on gaps, and each statement sees what was committed before it. The variable has another name on older servers.
+const ISOLATION: &str = "set session transaction isolation level read committed";
+/// What the server's own settings may change otherwise.
+const SETTINGS: &str = "set session time_zone = '+00:00', innodb_lock_wait_timeout = 5, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', \
+                        autocommit = 1, completion_type = 'NO_CHAIN', sql_safe_updates = 0, sql_select_limit = 18446744073709551615";
 /// A unique key has the value already.
 pub(crate) const DUPLICATE_ENTRY: u16 = 1062;
 
@@ -51,10 +46,8 @@ pub(crate) async fn connect(opts: &Opts) -> Result<Conn, Error> {
 
 async fn connected(opts: &Opts) -> Result<Conn, Error> {
     let mut conn = Conn::new(opts.clone()).await?;
-    match conn.query_drop(SETTINGS).await {
-        Err(Error::Server(error)) if error.code == UNKNOWN_VARIABLE => conn.query_drop(SETTINGS_OF_BEFORE).await?,
-        other => other?,
-    }
+    conn.query_drop(ISOLATION).await?;
+    conn.query_drop(SETTINGS).await?;
     Ok(conn)
 }
 

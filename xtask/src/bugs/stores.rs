@@ -379,4 +379,11 @@ pub(super) const BUGS: &[Bug] = &[
         ],
         needs_bin: false,
     },
+    Bug {
+        name: "mariadb_deeds_lock_no_lane",
+        breaks: "gives messages of MariaDB out beside a relay that records about their key",
+        package: "postroom-mysql",
+        test: &["--test", "store", "deeds::what_is_given_out_while_the_relay_records_about_its_key_is_not_forgotten"],
+        needs_bin: false,
+    },
 ];

@@ -15,6 +15,7 @@ use crate::desk::{Failed, begin as begin_tx};
 use crate::log::{get, json};
 use crate::operate::audit::audit;
 use crate::operate::retain::{PASSED, expired, not_too_short, remove};
+use crate::operate::uuid;
 
 /// A segment is left to its process for so long. Two that are at it at once do the same work twice, and no harm.
 const TAKEN_SECONDS: i64 = 60;
@@ -25,10 +26,6 @@ const UNFINISHED: &str = "(o.place is null
     or exists (select 1 from postroom_routes r join postroom_parked p on p.route = r.name and p.seq = o.seq and p.id = o.id)
     or exists (select 1 from postroom_routes r left join postroom_lanes l on l.route = r.name and l.lane = o.lane
                 where o.place > coalesce(l.position, 0)))";
-
-fn uuid(text: &str) -> Result<Uuid, Error> {
-    Uuid::parse_str(text).map_err(|error| Error::Other(error.into()))
-}
 
 /// What is known of the archive.
 pub(crate) async fn state(conn: &mut Conn) -> Result<ArchiveState, Failed> {

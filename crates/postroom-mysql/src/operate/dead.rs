@@ -13,8 +13,7 @@ use crate::log::{COPIED, get, json};
 use crate::operate::audit::audit;
 
 /// The columns of a dead letter of a consumer that wait again with it.
-pub(super) const INBOX_KEPT: &str =
-    "history, topic, type, payload, `key`, routing_key, content_type, headers, tenant_id,
+const INBOX_KEPT: &str = "history, topic, type, payload, `key`, routing_key, content_type, headers, tenant_id,
     aggregate_type, aggregate_id, aggregate_version, occurred_at";
 /// A dead letter `d` whose message its route would read again after a crash: the position is not behind it.
 pub(super) const COMES_BACK: &str = "exists (

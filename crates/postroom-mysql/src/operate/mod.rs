@@ -20,6 +20,7 @@ use std::collections::BTreeSet;
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Error, Row};
+use uuid::Uuid;
 
 use crate::log::get;
 
@@ -53,4 +54,9 @@ async fn consumers(conn: &mut impl Queryable, tables: &[&str]) -> Result<BTreeSe
         }
     }
     Ok(consumers)
+}
+
+/// An id that is stored.
+fn uuid(text: &str) -> Result<Uuid, Error> {
+    Uuid::parse_str(text).map_err(|error| Error::Other(error.into()))
 }

@@ -8,11 +8,11 @@ use postroom::{
     AggregateChange, Consumer, Fate, IdPrint, IdPrints, MessageId, Reconciled, Span, StoreError, Tally, TopicFilter,
     Unhandled, Unwritten, id_ms,
 };
-use uuid::Uuid;
 
 use crate::connect::store_error;
 use crate::desk::{Failed, begin};
 use crate::log::{get, json};
+use crate::operate::uuid;
 use crate::routes::{self, Named, takes};
 
 const WHAT: &str = "compare messages with effects";
@@ -21,10 +21,6 @@ const CHANGES: &str = "run the query `changes` of the comparison (it returns agg
 const READ_ONLY_TRANSACTION: u16 = 1792;
 /// Groups of one span that are told apart.
 const GROUPS_MAX: usize = 10_000;
-
-fn uuid(text: &str) -> Result<Uuid, Error> {
-    Uuid::parse_str(text).map_err(|error| Error::Other(error.into()))
-}
 
 fn ids_from(rows: Vec<String>) -> Result<Vec<MessageId>, Failed> {
     Ok(rows.iter().map(|id| uuid(id).map(MessageId::from)).collect::<Result<_, _>>()?)

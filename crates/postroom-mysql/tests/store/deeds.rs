@@ -90,8 +90,9 @@ async fn what_is_given_out_while_the_relay_records_about_its_key_is_not_forgotte
         }
         drop(source);
 
-        // As the relay records that the first one is through.
+        // As the relay records that the first one is through, at its isolation level: it locks no gaps.
         let mut conn = shop.connect().await;
+        conn.query_drop("set session transaction isolation level read committed").await.unwrap();
         let mut relay = conn.start_transaction(TxOpts::default()).await.unwrap();
         relay.query_drop("select lane from postroom_lanes order by lane lock in share mode").await.unwrap();
         relay.query_drop("delete from postroom_parked").await.unwrap();
