@@ -1,6 +1,6 @@
 //! `postroom messages`: lists messages by topic, key, state and age, and shows everything that is stored about one message.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use postroom::{ListedAfter, ListedPlace, MessageFilter, MessageId};
@@ -67,6 +67,9 @@ struct ShowArgs {
     payload: bool,
 }
 
+/// A list whose conditions few messages fulfil is searched for this long.
+const SEARCH_MAX: Duration = Duration::from_secs(5);
+
 fn state(word: &str) -> Result<ListedPlace, String> {
     let words: Vec<&str> = ListedPlace::ALL.iter().map(|place| place.as_str()).collect();
     ListedPlace::of(word).ok_or_else(|| format!("use {}", words.join(", ")))
@@ -81,9 +84,21 @@ pub async fn messages(args: MessagesArgs, json: bool) -> Result<(), Failure> {
 
 async fn list(args: ListArgs, json: bool) -> Result<(), Failure> {
     let ListArgs { store, route, topic, key, state, newer_than, older_than, after, limit } = args;
-    let filter = MessageFilter { route, topic, key, place: state, newer_than, older_than, after };
+    let mut filter = MessageFilter { route, topic, key, place: state, newer_than, older_than, after };
     let store = store.open()?;
-    let listed = store.messages(&filter, limit).await?;
+    let (began, mut listed) = (Instant::now(), store.messages(&filter, limit).await?);
+    while let Some(next) = listed.next.as_deref().filter(|_| began.elapsed() < SEARCH_MAX) {
+        let missing = limit - listed.messages.len() as i64;
+        if missing <= 0 {
+            break;
+        }
+        let unreadable =
+            |why| Failure::new(exit::FAILURE, format!("the place `{next}` that the search has come to: {why}"));
+        filter.after = Some(next.parse().map_err(unreadable)?);
+        let page = store.messages(&filter, missing).await?;
+        listed.messages.extend(page.messages);
+        listed.next = page.next;
+    }
     if listed.messages.is_empty() {
         known_route(store.as_ref(), filter.route.as_deref()).await?;
     }
@@ -110,11 +125,13 @@ async fn list(args: ListArgs, json: bool) -> Result<(), Failure> {
         table.lines().iter().for_each(|line| show!("{line}"));
     }
     if let Some(next) = &listed.next {
-        say!("postroom: more with --after {next}");
-    } else if listed.cut {
-        say!(
-            "postroom: there may be more: only the newest rows of the outbox were searched; narrow it with --key or --route"
-        );
+        match listed.messages.len() as i64 >= limit {
+            true => say!("postroom: more with --after {next}"),
+            false => say!(
+                "postroom: there may be more: the search ended after {} seconds, newest messages first; go on with --after {next}",
+                SEARCH_MAX.as_secs()
+            ),
+        }
     }
     Ok(())
 }

@@ -71,7 +71,9 @@ pub use lasting::lasting;
 pub use limits::{
     CONTENT_TYPE_BYTES_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, LimitExceeded, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX,
 };
-pub use listing::{Forgotten, Listed, ListedAfter, ListedMessage, ListedPlace, MessageFilter, StoredMessage};
+pub use listing::{
+    Forgotten, Listed, ListedAfter, ListedEntry, ListedMessage, ListedPlace, MessageFilter, StoredMessage,
+};
 pub use message::{Headers, Message, MessageId, UNREADABLE_HEADER, headers_from_json};
 pub use observer::{Happened, Live, Observed, Observer};
 pub use operation::{

@@ -57,28 +57,29 @@ pub struct MessageFilter {
     pub after: Option<ListedAfter>,
 }
 
-/// The last entry of a page, where the next one begins; written as `MICROSECONDS.ID.SEQ`, or `MICROSECONDS.ID.SEQ.ROUTE`.
+/// Where a page ends and the next one begins; written as `SEQ`, `SEQ.ID` or `SEQ.ID.ROUTE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedAfter {
-    /// When its message was written, in microseconds since 1970.
-    pub occurred_us: i64,
+    /// The lowest seq of the page.
+    pub seq: i64,
+    /// Its last entry; none: everything with this seq is on the page.
+    pub entry: Option<ListedEntry>,
+}
+
+/// One entry of a page, among those with its seq.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedEntry {
     /// Its message's id, as the store writes it.
     pub id: String,
-    /// Its place: a message that is replayed has several.
-    pub seq: i64,
     /// Its route.
     pub route: Option<String>,
 }
 
-impl ListedAfter {
-    /// About the year 9999, and as far before 1970: as large a number as stores do exact sums with.
-    const LATEST_US: i64 = 253_402_300_799_000_000;
-}
-
 impl fmt::Display for ListedAfter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { occurred_us, id, seq, route } = self;
-        write!(f, "{occurred_us}.{id}.{seq}")?;
+        write!(f, "{}", self.seq)?;
+        let Some(ListedEntry { id, route }) = &self.entry else { return Ok(()) };
+        write!(f, ".{id}")?;
         route.as_ref().map_or(Ok(()), |route| write!(f, ".{route}"))
     }
 }
@@ -88,19 +89,13 @@ impl FromStr for ListedAfter {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let parse = || {
-            let mut parts = text.splitn(4, '.');
-            let occurred_us: i64 = parts.next()?.parse().ok()?;
-            let id = parts.next()?.to_owned();
+            let mut parts = text.splitn(3, '.');
             let seq = parts.next()?.parse().ok()?;
-            let route = parts.next().map(str::to_owned);
+            let Some(id) = parts.next() else { return Some(Self { seq, entry: None }) };
             let digits = id.chars().filter(|c| *c != '-');
             let is_id = digits.clone().count() == 32 && digits.into_iter().all(|c| c.is_ascii_hexdigit());
-            (is_id && (-Self::LATEST_US..=Self::LATEST_US).contains(&occurred_us)).then_some(Self {
-                occurred_us,
-                id,
-                seq,
-                route,
-            })
+            let entry = ListedEntry { id: id.to_owned(), route: parts.next().map(str::to_owned) };
+            is_id.then_some(Self { seq, entry: Some(entry) })
         };
         parse().ok_or_else(|| "use what the page before has as `next`".to_owned())
     }
@@ -109,12 +104,32 @@ impl FromStr for ListedAfter {
 /// The result of a search for messages.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Listed {
-    /// One entry for each message and route that takes its topic, and one for each message that no route takes; newest first.
+    /// One entry for each message and route that takes its topic, and one for each message that no route takes; in the order in which they
+    /// were written, newest first.
     pub messages: Vec<ListedMessage>,
-    /// Not every row was read, or there are more than were asked for: older ones may match too.
-    pub cut: bool,
-    /// Where the next page begins, as [`MessageFilter::after`] takes it; none: there are no more among the rows that were read.
+    /// Where the next page begins, as [`MessageFilter::after`] takes it; none: this was the last. A page looks at a bounded number of rows, so
+    /// one with few messages, or none, may have a next one.
     pub next: Option<String>,
+}
+
+impl Listed {
+    /// A page of what was `found` with its seqs, in order: of up to `limit` entries and one more, which tells that there are more. `read_to`:
+    /// the seq to which all rows were read; none: to the end.
+    pub fn page(mut found: Vec<(ListedMessage, i64)>, limit: i64, read_to: Option<i64>) -> Self {
+        let limit = usize::try_from(limit).unwrap_or_default();
+        let more = found.len() > limit;
+        found.truncate(limit);
+        let next = if more {
+            found.last().map(|(message, seq)| {
+                let entry = ListedEntry { id: message.id.clone(), route: message.route.clone() };
+                ListedAfter { seq: *seq, entry: Some(entry) }
+            })
+        } else {
+            read_to.map(|seq| ListedAfter { seq, entry: None })
+        };
+        let messages = found.into_iter().map(|(message, _)| message).collect();
+        Self { messages, next: next.map(|next| next.to_string()) }
+    }
 }
 
 /// One message on one route, without payload and headers.

@@ -3,8 +3,8 @@
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Params, Row};
 use postroom::{
-    Deed, EnqueueError, Listed, ListedAfter, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, Outbox,
-    StoreError, StoredMessage, headers_from_json,
+    Deed, EnqueueError, Listed, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, Outbox, StoreError,
+    StoredMessage, headers_from_json,
 };
 
 use crate::Mysql;
@@ -14,12 +14,22 @@ use crate::operate::audit::audit;
 use crate::operate::keys::ago;
 use crate::routes::{self, Named, takes};
 
-/// So many rows of the outbox are looked at, the newest.
-const ROWS_MAX: i64 = 20_000;
+/// So many rows of the outbox are looked at for a page.
+const ROWS_MAX: i64 = 10_000;
 
 /// Messages by filter, newest first.
 pub(crate) async fn messages(conn: &mut Conn, filter: &MessageFilter, limit: i64) -> Result<Listed, Failed> {
     let MessageFilter { route, topic, key, place, newer_than, older_than, after } = filter;
+    let upto = after.as_ref().map_or(i64::MAX, |after| after.seq);
+    let of_outbox =
+        place.is_none_or(|place| matches!(place, ListedPlace::Waiting | ListedPlace::Done | ListedPlace::Unrouted));
+    // To this row the page reads; below it, nothing of the other tables is shown either.
+    let sql = "select seq from postroom_outbox where seq <= ? order by seq desc limit 1 offset ?";
+    let read_to: Option<i64> = match of_outbox {
+        true => conn.exec_first(sql, (upto, ROWS_MAX - 1)).await?,
+        false => None,
+    };
+    let entry = after.as_ref().and_then(|after| after.entry.as_ref());
     let mut named: Named = vec![
         ("route".to_owned(), route.into()),
         ("topic".to_owned(), topic.into()),
@@ -28,10 +38,11 @@ pub(crate) async fn messages(conn: &mut Conn, filter: &MessageFilter, limit: i64
         ("newer".to_owned(), newer_than.map(ago).into()),
         ("older".to_owned(), older_than.map(ago).into()),
         ("limit".to_owned(), limit.max(0).saturating_add(1).into()),
-        ("after_us".to_owned(), after.as_ref().map(|after| after.occurred_us).into()),
-        ("after_id".to_owned(), after.as_ref().map(|after| after.id.as_str()).into()),
-        ("after_route".to_owned(), after.as_ref().map(|after| after.route.as_deref().unwrap_or_default()).into()),
-        ("after_seq".to_owned(), after.as_ref().map(|after| after.seq).into()),
+        ("read_to".to_owned(), read_to.unwrap_or(i64::MIN).into()),
+        ("upto".to_owned(), upto.into()),
+        ("is_first".to_owned(), after.is_none().into()),
+        ("after_id".to_owned(), entry.map(|entry| entry.id.as_str()).into()),
+        ("after_route".to_owned(), entry.map(|entry| entry.route.as_deref().unwrap_or_default()).into()),
     ];
     let (mut by_route, mut by_any) = (vec!["false".to_owned()], vec!["false".to_owned()]);
     for (index, (name, settings)) in routes::all(conn).await?.into_iter().enumerate() {
@@ -43,9 +54,8 @@ pub(crate) async fn messages(conn: &mut Conn, filter: &MessageFilter, limit: i64
     let (by_route, by_any) = (by_route.join(" or "), by_any.join(" or "));
     let sql = format!(
         "with looked as (select seq, lane, place, id, topic, type, coalesce(`key`, aggregate_id) as ordering_key, occurred_at
-                           from postroom_outbox order by seq desc limit {ROWS_MAX})
+                           from postroom_outbox where seq between :read_to and :upto)
          select m.route, m.id, m.state, m.topic, m.type, m.ordering_key, m.attempts, m.seq,
-                timestampdiff(microsecond, '1970-01-01', m.occurred_at) as occurred_us,
                 timestampdiff(microsecond, m.occurred_at, utc_timestamp(6)) / 1e6 as age
            from (
              select r.name as route, o.id, if(o.place <= l.position, 'done', 'waiting') as state,
@@ -59,18 +69,17 @@ pub(crate) async fn messages(conn: &mut Conn, filter: &MessageFilter, limit: i64
               where not ({by_any})
              union all
              select route, id, state, topic, type, coalesce(`key`, aggregate_id), attempts, occurred_at, seq from postroom_parked
+              where seq between :read_to and :upto
              union all
-             select route, id, 'dead', topic, type, coalesce(`key`, aggregate_id), attempts, occurred_at, seq from postroom_dead_letters) m
+             select route, id, 'dead', topic, type, coalesce(`key`, aggregate_id), attempts, occurred_at, seq from postroom_dead_letters
+              where seq between :read_to and :upto) m
           where (:route is null or m.route = :route) and (:topic is null or m.topic = :topic) and (:key is null or m.ordering_key = :key)
             and (:state is null or m.state = :state)
             and (:newer is null or m.occurred_at >= timestampadd(microsecond, - :newer, utc_timestamp(6)))
             and (:older is null or m.occurred_at <= timestampadd(microsecond, - :older, utc_timestamp(6)))
-            and (:after_us is null
-                 or timestampdiff(microsecond, '1970-01-01', m.occurred_at) < :after_us
-                 or (timestampdiff(microsecond, '1970-01-01', m.occurred_at) = :after_us
-                     and (m.id < :after_id or (m.id = :after_id
-                          and (coalesce(m.route, '') > :after_route or (coalesce(m.route, '') = :after_route and m.seq > :after_seq))))))
-          order by m.occurred_at desc, m.id desc, coalesce(m.route, ''), m.seq limit :limit"
+            and (:is_first or m.seq < :upto
+                 or (m.seq = :upto and (m.id < :after_id or (m.id = :after_id and coalesce(m.route, '') > :after_route))))
+          order by m.seq desc, m.id desc, coalesce(m.route, '') limit :limit"
     );
     let rows: Vec<Row> = conn.exec(sql, Params::from(named)).await?;
     let mut found = Vec::with_capacity(rows.len());
@@ -86,20 +95,9 @@ pub(crate) async fn messages(conn: &mut Conn, filter: &MessageFilter, limit: i64
             attempts: get(row, "attempts")?,
             age_seconds: get(row, "age")?,
         };
-        found.push((message, get::<i64>(row, "occurred_us")?, get::<i64>(row, "seq")?));
+        found.push((message, get(row, "seq")?));
     }
-    let more = found.len() as i64 > limit;
-    found.truncate(limit.max(0) as usize);
-    let next = found.last().filter(|_| more).map(|(message, occurred_us, seq)| {
-        let (id, route) = (message.id.clone(), message.route.clone());
-        ListedAfter { occurred_us: *occurred_us, id, seq: *seq, route }.to_string()
-    });
-    let messages = found.into_iter().map(|(message, _, _)| message).collect();
-    let of_outbox =
-        place.is_none_or(|place| matches!(place, ListedPlace::Waiting | ListedPlace::Done | ListedPlace::Unrouted));
-    let sql = "select count(*) from (select 1 from postroom_outbox limit ?) o";
-    let rows: i64 = conn.exec_first(sql, (ROWS_MAX + 1,)).await?.unwrap_or_default();
-    Ok(Listed { messages, cut: more || (of_outbox && rows > ROWS_MAX), next })
+    Ok(Listed::page(found, limit, read_to))
 }
 
 /// One message with its payload, from the first table that has it.

@@ -1,8 +1,8 @@
 //! Messages as an operator looks them up, and the test message that an operator sends.
 
 use postroom::{
-    BoxError, Deed, Listed, ListedAfter, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, Outbox,
-    StoreError, StoredMessage, headers_from_json,
+    BoxError, Deed, Listed, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, Outbox, StoreError,
+    StoredMessage, headers_from_json,
 };
 use tokio_postgres::Row;
 
@@ -13,8 +13,8 @@ use crate::operate::dead::audit;
 use crate::operate::session::OperatorSession;
 use crate::text::{shown, shown_opt, word};
 
-/// So many rows of the outbox are looked at in all.
-const ROWS_MAX: i64 = 50_000;
+/// So many rows are looked at for a page: of the outbox, among the parked and among the dead messages, each; over all routes that are asked for.
+const ROWS_MAX: i64 = 8_000;
 
 /// Messages by filter, newest first.
 pub(crate) async fn messages(connector: &Connector, filter: &MessageFilter, limit: i64) -> Result<Listed, StoreError> {
@@ -25,69 +25,36 @@ pub(crate) async fn messages(connector: &Connector, filter: &MessageFilter, limi
     let MessageFilter { route, topic, key, place, newer_than, older_than, after } = filter;
     let place = place.map(ListedPlace::as_str);
     let (newer, older) = (newer_than.map(|age| age.as_secs_f64()), older_than.map(|age| age.as_secs_f64()));
-    let after_us = after.as_ref().map(|after| after.occurred_us);
-    let after_id = after.as_ref().map(|after| after.id.replace('-', ""));
     let after_seq = after.as_ref().map(|after| after.seq);
-    let after_route = after.as_ref().map(|after| after.route.as_deref().unwrap_or_default());
+    let entry = after.as_ref().and_then(|after| after.entry.as_ref());
+    let after_id = entry.map(|entry| entry.id.replace('-', ""));
+    let after_route = entry.map(|entry| entry.route.as_deref().unwrap_or_default());
     // One more than asked for tells whether there are more.
     let more = limit.saturating_add(1);
-    // As many rows of each lane as could all be on the list; more, when too few of them match.
-    let mut share = more.max(100);
-    let mut listed = loop {
+    // As many rows of each lane as could all be on the page; more, when too few of them match.
+    let (few, many) = (more.max(100), more.max(ROWS_MAX));
+    for share in [few, many] {
         let rows = tx
             .query(
                 include_str!("sql/messages.sql"),
-                &[
-                    route,
-                    topic,
-                    key,
-                    &place,
-                    &newer,
-                    &older,
-                    &more,
-                    &share,
-                    &ROWS_MAX,
-                    &after_us,
-                    &after_id,
-                    &after_route,
-                    &after_seq,
-                ],
+                &[route, topic, key, &place, &newer, &older, &more, &share, &many, &after_seq, &after_id, &after_route],
             )
             .await
             .map_err(failed)?;
-        let (mut listed, mut whole_to) = (Listed { messages: Vec::new(), cut: false, next: None }, None);
-        let mut ends = Vec::new();
+        let (mut found, mut read_to) = (Vec::new(), None);
         for row in &rows {
-            if row.try_get::<_, bool>(10).map_err(failed)? {
-                listed.cut = true;
-                whole_to = row.try_get::<_, Option<f64>>(11).map_err(failed)?;
-            }
             if row.try_get::<_, Option<uuid::Uuid>>(1).map_err(failed)?.is_some() {
-                let end: (Option<i64>, i64) = (row.try_get(8).map_err(failed)?, row.try_get(9).map_err(failed)?);
-                ends.push(end);
-                listed.messages.push(one(row).map_err(|source| StoreError::Refused { what: WHAT, source })?);
+                let message = one(row).map_err(|source| StoreError::Refused { what: WHAT, source })?;
+                found.push((message, row.try_get(8).map_err(failed)?));
+            } else {
+                read_to = row.try_get(8).map_err(failed)?;
             }
         }
-        let last = listed.messages.last().filter(|_| listed.messages.len() as i64 > limit);
-        let enough = last.is_some_and(|last| whole_to.is_some_and(|age| last.age_seconds <= age));
-        // Beyond what every lane was looked at for, a page would leave messages out.
-        if (!listed.cut || enough) && listed.messages.len() as i64 > limit {
-            let last = usize::try_from(limit - 1).ok().and_then(|last| listed.messages.get(last).zip(ends.get(last)));
-            listed.next = last.and_then(|(message, (occurred_us, seq))| {
-                let (id, route) = (message.id.clone(), message.route.clone());
-                Some(ListedAfter { occurred_us: (*occurred_us)?, id, seq: *seq, route }.to_string())
-            });
+        if share == many || read_to.is_none() || found.len() as i64 > limit {
+            return Ok(Listed::page(found, limit, read_to));
         }
-        if !listed.cut || enough || share >= ROWS_MAX {
-            break listed;
-        }
-        share = share.saturating_mul(8).min(ROWS_MAX);
-    };
-    if listed.messages.len() as i64 > limit {
-        listed.messages.truncate(limit.max(0) as usize);
-        listed.cut = true;
     }
-    Ok(listed)
+    Ok(Listed::page(Vec::new(), limit, None))
 }
 
 fn one(row: &Row) -> Result<ListedMessage, BoxError> {

@@ -1,8 +1,8 @@
 //! Messages as an operator looks them up, and the test message that an operator sends.
 
 use postroom::{
-    Deed, Listed, ListedAfter, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, StoreError,
-    StoredMessage, headers_from_json,
+    Deed, Listed, ListedMessage, ListedPlace, Message, MessageFilter, MessageId, StoreError, StoredMessage,
+    headers_from_json,
 };
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 
@@ -12,15 +12,25 @@ use crate::operate::status::TAKES;
 use crate::outbox::enqueue;
 use crate::text::{text, text_or_null};
 
-/// So many rows of the outbox are looked at, the newest.
-const ROWS_MAX: i64 = 50_000;
+/// So many rows of the outbox are looked at for a page.
+const ROWS_MAX: i64 = 10_000;
 
 /// Messages by filter, newest first.
 pub(crate) fn messages(connection: &Connection, filter: &MessageFilter, limit: i64) -> Result<Listed, StoreError> {
     let failed = |error| store_error("look for messages", error);
+    let MessageFilter { route, topic, key, place, newer_than, older_than, after } = filter;
+    let upto = after.as_ref().map_or(i64::MAX, |after| after.seq);
+    let of_outbox =
+        place.is_none_or(|place| matches!(place, ListedPlace::Waiting | ListedPlace::Done | ListedPlace::Unrouted));
+    // To this row the page reads; below it, nothing of the other tables is shown either.
+    let sql = "select seq from postroom_outbox where seq <= ?1 order by seq desc limit 1 offset ?2";
+    let read_to: Option<i64> = match of_outbox {
+        true => connection.query_row(sql, [upto, ROWS_MAX - 1], |row| row.get(0)).optional().map_err(failed)?,
+        false => None,
+    };
     let sql = format!(
         "with looked as (select seq, id, topic, type, coalesce(key, aggregate_id) as key, occurred_ms
-                           from postroom_outbox order by seq desc limit {ROWS_MAX})
+                           from postroom_outbox where seq between ?7 and ?8)
          select * from (
              select r.name as route, o.id, case when o.seq <= l.position_seq then 'done' else 'waiting' end as state,
                     o.topic, o.type, o.key, 0 as attempts, o.occurred_ms, o.seq
@@ -33,17 +43,18 @@ pub(crate) fn messages(connection: &Connection, filter: &MessageFilter, limit: i
               where not exists (select 1 from postroom_routes r where {TAKES})
              union all
              select route, id, state, topic, type, coalesce(key, aggregate_id), attempts, occurred_ms, seq from postroom_parked
+              where seq between ?7 and ?8
              union all
-             select route, id, 'dead', topic, type, coalesce(key, aggregate_id), attempts, occurred_ms, seq from postroom_dead_letters) m
+             select route, id, 'dead', topic, type, coalesce(key, aggregate_id), attempts, occurred_ms, seq from postroom_dead_letters
+              where seq between ?7 and ?8) m
           where (?1 is null or m.route = ?1) and (?2 is null or m.topic = ?2) and (?3 is null or m.key = ?3)
             and (?4 is null or m.state = ?4)
             and (?5 is null or m.occurred_ms >= {NOW} - ?5) and (?6 is null or m.occurred_ms <= {NOW} - ?6)
-            and (?8 is null or (m.occurred_ms, m.id, '') < (?8, ?9, '')
-                 or (m.occurred_ms = ?8 and m.id = ?9 and (coalesce(m.route, ''), m.seq) > (?10, ?11)))
-          order by m.occurred_ms desc, m.id desc, coalesce(m.route, ''), m.seq limit ?7"
+            and (?9 or m.seq < ?8 or (m.seq = ?8 and (m.id < ?10 or (m.id = ?10 and coalesce(m.route, '') > ?11))))
+          order by m.seq desc, m.id desc, coalesce(m.route, '') limit ?12"
     );
     let millis = |age: std::time::Duration| i64::try_from(age.as_millis()).unwrap_or(i64::MAX / 4);
-    let MessageFilter { route, topic, key, place, newer_than, older_than, after } = filter;
+    let entry = after.as_ref().and_then(|after| after.entry.as_ref());
     let parameters = params![
         route,
         topic,
@@ -51,11 +62,12 @@ pub(crate) fn messages(connection: &Connection, filter: &MessageFilter, limit: i
         place.map(ListedPlace::as_str),
         newer_than.map(millis),
         older_than.map(millis),
+        read_to.unwrap_or(i64::MIN),
+        upto,
+        after.is_none(),
+        entry.map(|entry| entry.id.as_str()),
+        entry.map(|entry| entry.route.as_deref().unwrap_or_default()),
         limit.saturating_add(1),
-        after.as_ref().map(|after| after.occurred_us.div_euclid(1000)),
-        after.as_ref().map(|after| after.id.as_str()),
-        after.as_ref().map(|after| after.route.as_deref().unwrap_or_default()),
-        after.as_ref().map(|after| after.seq),
     ];
     let clock: i64 = connection.query_row(&format!("select {NOW}"), [], |row| row.get(0)).map_err(failed)?;
     let read = |row: &Row<'_>| {
@@ -69,24 +81,13 @@ pub(crate) fn messages(connection: &Connection, filter: &MessageFilter, limit: i
             attempts: row.get(6)?,
             age_seconds: (clock - row.get::<_, i64>(7)?) as f64 / 1000.0,
         };
-        Ok((message, (row.get::<_, i64>(7)?, row.get::<_, i64>(8)?)))
+        Ok((message, row.get(8)?))
     };
-    let mut found: Vec<(ListedMessage, (i64, i64))> = connection
+    let found: Vec<(ListedMessage, i64)> = connection
         .prepare(&sql)
         .and_then(|mut statement| statement.query_map(parameters, read)?.collect())
         .map_err(failed)?;
-    let more = found.len() as i64 > limit;
-    found.truncate(limit.max(0) as usize);
-    let next = found.last().filter(|_| more).map(|(message, (ms, seq))| {
-        let (id, route) = (message.id.clone(), message.route.clone());
-        ListedAfter { occurred_us: ms.saturating_mul(1000), id, seq: *seq, route }.to_string()
-    });
-    let messages = found.into_iter().map(|(message, _)| message).collect();
-    let of_outbox =
-        place.is_none_or(|place| matches!(place, ListedPlace::Waiting | ListedPlace::Done | ListedPlace::Unrouted));
-    let sql = "select count(*) from (select 1 from postroom_outbox limit ?1)";
-    let rows: i64 = connection.query_row(sql, [ROWS_MAX + 1], |row| row.get(0)).map_err(failed)?;
-    Ok(Listed { messages, cut: more || (of_outbox && rows > ROWS_MAX), next })
+    Ok(Listed::page(found, limit, read_to))
 }
 
 /// One message with its payload, from the first table that has it.
