@@ -33,3 +33,6 @@ grant update on postroom.routes, postroom.lanes to app_operator;
 grant insert, delete on postroom.blocked_keys to app_operator;
 grant delete on postroom.dead_letters, postroom.dead_consume, postroom.inbox to app_operator;
 grant insert, update on postroom.inbox_messages to app_operator;
+-- `postroom intake again` also needs update on the table whose rows are taken.
+grant update on postroom.intakes to app_operator;
+grant delete on postroom.intake_rows to app_operator;

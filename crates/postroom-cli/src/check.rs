@@ -9,6 +9,7 @@ use postroom_brokers::CheckFailed;
 use crate::ConfigArgs;
 use crate::config::{self, Routed};
 use crate::exit::{self, Failure};
+use crate::presets::intakes_of;
 use crate::say::show;
 use crate::store;
 
@@ -37,12 +38,22 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
         metrics: config.admin.is_some() || crate::admin::exports(),
         operations: true,
         comparisons: !config.reconcile.is_empty(),
+        intakes: !config.intakes.is_empty(),
     };
     match store.check(needs).await {
         Ok(findings) => findings.into_iter().for_each(|finding| found(part(), finding)),
         Err(error) => {
             let failure = Failure::from(error);
             found(part(), Finding::bad(failure.text, "correct the URL, or start the database"));
+        }
+    }
+    if !config.intakes.is_empty() {
+        let intakes = intakes_of(store.as_ref())?;
+        for taken in &config.intakes {
+            match intakes.check_intake(&taken.intake).await {
+                Ok(findings) => findings.into_iter().for_each(|finding| found(part(), finding)),
+                Err(error) => found(part(), Finding::bad(Failure::from(error).text, "start the database")),
+            }
         }
     }
     if let Some(options) = &config.archive {

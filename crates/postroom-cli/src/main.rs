@@ -16,12 +16,14 @@ mod exit;
 mod health;
 mod inbox;
 mod init;
+mod intake;
 mod keys;
 mod messages;
 mod migrate;
 mod operations;
 #[cfg(feature = "otlp")]
 mod otlp;
+mod presets;
 mod progress;
 mod reconcile;
 mod retention;
@@ -98,6 +100,10 @@ enum Command {
     Archive(Box<archive::ArchiveArgs>),
     /// Compare messages with the changes before them and the effects behind them
     Reconcile(Box<reconcile::ReconcileArgs>),
+    /// Take rows of tables that already exist: how they stand, what would be made of them, and what was set aside
+    Intake(Box<intake::IntakeArgs>),
+    /// List known layouts of outbox tables, or look for them in a database
+    Presets(presets::PresetsArgs),
     /// Prune the inbox
     Inbox(inbox::InboxArgs),
     /// List keys that wait, park or unpark a key, or skip the dead message that blocks it
@@ -199,6 +205,8 @@ fn main() -> ExitCode {
             Command::Prune(args) => retention::prune(args, cli.json).await,
             Command::Archive(args) => archive::archive(*args, cli.json).await,
             Command::Reconcile(args) => reconcile::reconcile(*args, cli.json).await,
+            Command::Intake(args) => intake::intake(*args, cli.json).await,
+            Command::Presets(args) => presets::presets(args, cli.json).await,
             Command::Inbox(args) => inbox::inbox(args, cli.json).await,
             Command::Keys(args) => keys::keys(args, cli.json).await,
             Command::Routes(args) => routes::routes(args, cli.json).await,

@@ -18,6 +18,8 @@ use crate::archiver::Archiver;
 use crate::carrier;
 use crate::config::{self, Config, Routed};
 use crate::exit::{self, Failure};
+use crate::intake;
+use crate::presets::intakes_of;
 use crate::reconcile;
 use crate::retention;
 use crate::say::{say, show};
@@ -33,6 +35,9 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         Some(name) => format!("{name}/{unique}"),
         None => format!("{}/{}/{unique}", host(), std::process::id()),
     };
+    if !config.intakes.is_empty() {
+        intakes_of(store.as_ref())?;
+    }
     for inbox in &config.inboxes {
         inbox.from.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;
     }
@@ -91,6 +96,9 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         };
         receivers.push(supervise(format!("inbox {}", inbox.consumer), stopped, fill(0), fill));
     }
+    for taken in &config.intakes {
+        tokio::spawn(intake::keep_taking(taken.clone(), store.clone(), wakes.clone()));
+    }
     let _listener = if config.relay.listen {
         let text = "relay.listen: this store has no notifications; remove the key, polling is cheap";
         Some(store.listen(wakes).ok_or_else(|| Failure::new(exit::CONFIG, text))?)
@@ -118,6 +126,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     for (inbox, receiver) in config.inboxes.iter().zip(receivers) {
         inboxes.push((inbox.consumer.to_string(), receiver.ended().await));
     }
+    intake::finish(&config.intakes, store.as_ref()).await;
     let unwritten = unwritten(&routes);
     let (of_routes, of_inboxes): (Vec<_>, Vec<_>) = (
         routes.iter_mut().filter_map(|(_, ended)| ended.failed.take()).collect(),

@@ -7,17 +7,18 @@ use async_trait::async_trait;
 use mysql_async::{Conn, Opts};
 use postroom::{
     Archivable, ArchiveState, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis,
-    Expired, Fate, Finding, Forgotten, Headline, IdPrints, Keeper, KeyDeed, Listed, Message, MessageFilter, MessageId,
-    MigrateError, Migrated, MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Reception,
-    Reconcilable, Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId,
-    SessionKeeper, ShownOperation, ShownRoute, Side, Source, Span, Steer, Stepped, Store, StoreError, StoreStatus,
-    StoredMessage, Survey, Sweep, Tally, TopicFilter, Turn, Unhandled, UnroutedTopic, Unwritten, Vitals, WaitingKey,
-    Whereabouts, redact_url,
+    Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake, IntakeStatus, Intakes, Keeper, KeyDeed,
+    Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, NewOperation,
+    OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable, Reconciled, Removed, Restored,
+    Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper, ShownOperation, ShownRoute, Side,
+    Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Survey, Sweep, Tally, TookIn,
+    TopicFilter, Turn, Unhandled, UnroutedTopic, Unwritten, Vitals, WaitingKey, Whereabouts, redact_url,
 };
 
 use crate::connect::options_of;
 use crate::desk::Desk;
 use crate::inbox::MysqlSession;
+use crate::intake;
 use crate::log::MysqlSource;
 use crate::operate::{archive, operations, reconcile};
 use crate::{Mysql, migrate, operate};
@@ -240,6 +241,40 @@ impl Operator for Database {
 }
 
 #[async_trait]
+impl Intakes for Database {
+    async fn check_intake(&self, of: &Intake) -> Result<Vec<Finding>, StoreError> {
+        self.desk.call("look at a table", async |conn: &mut Conn| intake::check(conn, of).await).await
+    }
+
+    async fn preview_intake(&self, of: &Intake, max: usize) -> Result<Vec<Previewed>, StoreError> {
+        self.desk.call("look at rows of a table", async |conn: &mut Conn| intake::preview(conn, of, max).await).await
+    }
+
+    async fn take_in(&self, of: &Intake, max: usize) -> Result<TookIn, StoreError> {
+        let work = async |conn: &mut Conn| intake::take_in(conn, of, max).await;
+        self.desk.call("take rows of a table; nothing was taken", work).await
+    }
+
+    async fn mark_rows(&self, of: &Intake, after: i64, max: usize) -> Result<MarkedRows, StoreError> {
+        let work = async |conn: &mut Conn| intake::mark_rows(conn, of, after, max).await;
+        self.desk.call("mark rows that were sent", work).await
+    }
+
+    async fn intake_status(&self, of: &Intake) -> Result<IntakeStatus, StoreError> {
+        self.desk.call("look at an intake", async |conn: &mut Conn| intake::status(conn, of).await).await
+    }
+
+    async fn take_again(&self, of: &Intake, row: Option<&str>, deed: &Deed) -> Result<u64, StoreError> {
+        let work = async |conn: &mut Conn| intake::again(conn, of, row, deed).await;
+        self.desk.call("let rows be taken again; nothing was changed", work).await
+    }
+
+    async fn tables_with(&self, columns: &[String]) -> Result<Vec<FoundTable>, StoreError> {
+        self.desk.call("look for tables", async |conn: &mut Conn| intake::tables_with(conn, columns).await).await
+    }
+}
+
+#[async_trait]
 impl Archivable for Database {
     async fn archive_state(&self) -> Result<ArchiveState, StoreError> {
         self.desk.call("look at the archive's segments", async |conn: &mut Conn| archive::state(conn).await).await
@@ -364,6 +399,10 @@ impl Reconcilable for Database {
 
 #[async_trait]
 impl Store for Database {
+    fn intakes(&self) -> Option<&dyn Intakes> {
+        Some(self)
+    }
+
     fn shown(&self) -> String {
         self.shown.clone()
     }

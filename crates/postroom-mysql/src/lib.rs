@@ -5,6 +5,7 @@ mod connect;
 mod database;
 mod desk;
 mod inbox;
+mod intake;
 mod link;
 mod log;
 mod migrate;

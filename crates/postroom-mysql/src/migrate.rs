@@ -13,6 +13,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (2, "receiving", include_str!("../migrations/0002_receiving.sql")),
     (3, "operating", include_str!("../migrations/0003_operating.sql")),
     (4, "enqueue", include_str!("../migrations/0004_enqueue.sql")),
+    (5, "intake", include_str!("../migrations/0005_intake.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (

@@ -7,17 +7,18 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use postroom::{
     Archivable, ArchiveState, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis,
-    Expired, Fate, Finding, Forgotten, Headline, IdPrints, Keeper, KeyDeed, Listed, Message, MessageFilter, MessageId,
-    MigrateError, Migrated, MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Reception,
-    Reconcilable, Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId,
-    SessionKeeper, ShownOperation, ShownRoute, Side, Source, Span, Steer, Stepped, Store, StoreError, StoreStatus,
-    StoredMessage, Survey, Sweep, Tally, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Wake,
-    Whereabouts,
+    Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake, IntakeStatus, Intakes, Keeper, KeyDeed,
+    Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, NewOperation,
+    OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable, Reconciled, Removed, Restored,
+    Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper, ShownOperation, ShownRoute, Side,
+    Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Survey, Sweep, Tally, TookIn,
+    TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Wake, Whereabouts,
 };
 
 use crate::Postgres;
 use crate::connect::{Connector, InvalidUrl};
 use crate::inbox::PostgresSession;
+use crate::intake;
 use crate::link::{Link, Server, store_error};
 use crate::log::{Listener, LogSource};
 use crate::operate::{OperatorSession, while_it_answers, with_blockers, within};
@@ -57,6 +58,8 @@ pub(crate) struct Links {
     pub repair: tokio::sync::Mutex<Repair>,
     /// Steps of operations, while there are any.
     pub steps: tokio::sync::Mutex<Option<OperatorSession>>,
+    /// Steps of intakes.
+    pub intakes: intake::AllKept,
     /// For what is rarely done.
     pub connector: Arc<Connector>,
     /// Statistics are being refreshed.
@@ -131,6 +134,7 @@ impl Database {
             repairs: link("", 1),
             repair: tokio::sync::Mutex::default(),
             steps: tokio::sync::Mutex::default(),
+            intakes: intake::AllKept::default(),
             connector: connector.clone(),
             refreshing: AtomicBool::new(false),
             server: server.clone(),
@@ -301,6 +305,39 @@ impl Operator for Database {
 }
 
 #[async_trait]
+impl Intakes for Database {
+    async fn check_intake(&self, of: &Intake) -> Result<Vec<Finding>, StoreError> {
+        within(&self.connector, "look at a table", intake::check(&self.connector, of)).await
+    }
+
+    async fn preview_intake(&self, of: &Intake, max: usize) -> Result<Vec<Previewed>, StoreError> {
+        within(&self.connector, "look at rows of a table", intake::preview(&self.connector, of, max)).await
+    }
+
+    async fn take_in(&self, of: &Intake, max: usize) -> Result<TookIn, StoreError> {
+        let work = intake::take_in(&self.connector, &self.links.intakes, of, max);
+        within(&self.connector, "take rows of a table", work).await
+    }
+
+    async fn mark_rows(&self, of: &Intake, after: i64, max: usize) -> Result<MarkedRows, StoreError> {
+        let work = intake::mark_rows(&self.connector, &self.links.intakes, of, after, max);
+        within(&self.connector, "mark rows that were sent", work).await
+    }
+
+    async fn intake_status(&self, of: &Intake) -> Result<IntakeStatus, StoreError> {
+        within(&self.connector, "look at an intake", intake::status(&self.connector, of)).await
+    }
+
+    async fn take_again(&self, of: &Intake, row: Option<&str>, deed: &Deed) -> Result<u64, StoreError> {
+        within(&self.connector, "let rows be taken again", intake::again(&self.connector, of, row, deed)).await
+    }
+
+    async fn tables_with(&self, columns: &[String]) -> Result<Vec<FoundTable>, StoreError> {
+        within(&self.connector, "look for tables", intake::tables_with(&self.connector, columns)).await
+    }
+}
+
+#[async_trait]
 impl Archivable for Database {
     async fn archive_state(&self) -> Result<ArchiveState, StoreError> {
         within(&self.connector, "look at the archive's segments", archive::state(&self.connector)).await
@@ -417,6 +454,10 @@ impl Reconcilable for Database {
 
 #[async_trait]
 impl Store for Database {
+    fn intakes(&self) -> Option<&dyn Intakes> {
+        Some(self)
+    }
+
     fn shown(&self) -> String {
         self.connector.shown().to_owned()
     }

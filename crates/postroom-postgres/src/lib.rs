@@ -7,6 +7,7 @@
 
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx", feature = "sqlx-08"))]
 mod inbox;
+mod intake;
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx", feature = "sqlx-08"))]
 mod outbox;
 

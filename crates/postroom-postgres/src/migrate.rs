@@ -169,6 +169,13 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0021_steps.sql"),
         formerly: None,
     },
+    Migration {
+        number: 22,
+        name: "intake",
+        locks: "postroom.audit: operators wait",
+        sql: include_str!("../migrations/0022_intake.sql"),
+        formerly: None,
+    },
 ];
 
 /// What is created in this transaction means the same, whatever others have created in schemas on our search_path.

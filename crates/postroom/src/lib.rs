@@ -17,6 +17,7 @@ mod filler;
 mod fingerprint;
 mod guard;
 mod inbox;
+mod intake;
 mod keeper;
 mod keys;
 pub mod lane_book;
@@ -64,6 +65,11 @@ pub use filler::{FillerReport, FillerSeen, FillerStore, Tenure};
 pub use fingerprint::{fingerprint, set_log_key};
 pub use guard::{GuardError, expect_rows};
 pub use inbox::{Admission, Consumer, Inbox, InvalidConsumer, OnceError};
+pub use intake::{
+    Cell, Column as IntakeColumn, Done, DoneWhen, FoundTable, Holds, Intake, IntakeStatus, Intakes, InvalidTemplate,
+    Literal, Mapping, MarkedRows, Marking, OnRoute, Previewed, Row as IntakeRow, RowFate, SetAside, Setting, Shape,
+    TableName, Template, TookIn, rows_within,
+};
 pub use keeper::{Keeper, Kept, SessionKeeper};
 pub use keys::{KeyDeed, Place, WaitingKey, WaitsFor, Whereabouts};
 pub use lane_book::LaneBook;

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use crate::diagnosis::Diagnosis;
 use crate::error::{BoxError, StoreError};
 use crate::inbox::Consumer;
+use crate::intake::Intakes;
 use crate::keeper::Keeper;
 use crate::message::Message;
 use crate::operator::Operator;
@@ -20,6 +21,11 @@ pub const LANES_DEFAULT: u16 = 16;
 /// One database that holds an outbox and an inbox.
 #[async_trait]
 pub trait Store: Operator {
+    /// Its side of tables that already exist; none: this store cannot take rows of them.
+    fn intakes(&self) -> Option<&dyn Intakes> {
+        None
+    }
+
     /// Its URL or another name for it, without secrets.
     fn shown(&self) -> String;
 
@@ -77,6 +83,8 @@ pub struct Needs {
     pub operations: bool,
     /// Compare messages with effects.
     pub comparisons: bool,
+    /// Take rows of tables that already exist.
+    pub intakes: bool,
 }
 
 /// What a check found.

@@ -16,16 +16,19 @@ use crate::environment::{self, Variable, overlay};
 use crate::exit::{self, Failure};
 
 mod admin;
+mod intake;
 mod reconcile;
 mod retention;
 mod values;
 
 pub use admin::{Admin, listens_on};
+pub use intake::{Mode, Taken};
 pub use reconcile::{Reconcile, ReconciledConsumer};
 pub use values::parse_duration;
 use values::{did_you_mean, duration, known, nearest, number, one_of, patterns, plain, section, text, truth};
 
-const TOP_KEYS: &[&str] = &["store", "relay", "routes", "inboxes", "retention", "archive", "reconcile", "admin"];
+const TOP_KEYS: &[&str] =
+    &["store", "relay", "routes", "inboxes", "retention", "archive", "reconcile", "intake", "admin"];
 const INBOX_KEYS: &[&str] = &["consumer", "from"];
 const STORE_KEYS: &[&str] = &["url", "capacity_bytes"];
 const ARCHIVE_KEYS: &[&str] = &["url", "parquet"];
@@ -49,13 +52,16 @@ pub struct Config {
     pub archive: Option<ArchiveOptions>,
     /// What is compared from time to time.
     pub reconcile: Vec<Reconcile>,
+    /// Tables that already exist.
+    pub intakes: Vec<Taken>,
     /// None: nothing listens.
     pub admin: Option<Admin>,
 }
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { store_url, capacity_bytes, relay, routes, inboxes, retention, archive, reconcile, admin } = self;
+        let Self { store_url, capacity_bytes, relay, routes, inboxes, retention, archive, reconcile, intakes, admin } =
+            self;
         f.debug_struct("Config")
             .field("store_url", &redact_url(store_url))
             .field("relay", relay)
@@ -64,6 +70,7 @@ impl std::fmt::Debug for Config {
             .field("retention", retention)
             .field("archive", archive)
             .field("reconcile", reconcile)
+            .field("intakes", intakes)
             .field("capacity_bytes", capacity_bytes)
             .field("admin", admin)
             .finish()
@@ -172,7 +179,8 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
         Some(_) => Err(format!("{key} must be written as [[{key}]]")),
     };
     let (routes, inboxes) = (tables("routes")?, tables("inboxes")?);
-    if routes.is_empty() && inboxes.is_empty() {
+    let intakes = table.get("intake").map(intake::read).transpose()?.unwrap_or_default();
+    if routes.is_empty() && inboxes.is_empty() && intakes.is_empty() {
         return Err(
             "there is neither [[routes]] nor [[inboxes]], so nothing would be sent or received; add one of them"
                 .to_owned(),
@@ -224,7 +232,14 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
     }
     let reconcile = table.get("reconcile").map(reconcile::read).transpose()?.unwrap_or_default();
     let admin = section(&table, "admin")?.map(admin::read).transpose()?;
-    Ok(Config { store_url, capacity_bytes, relay, routes, inboxes, retention, archive, reconcile, admin })
+    Ok(Config { store_url, capacity_bytes, relay, routes, inboxes, retention, archive, reconcile, intakes, admin })
+}
+
+/// One `[[intake]]` alone.
+pub fn intake_of(text: &str) -> Result<Taken, String> {
+    let table: Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
+    let all = table.get("intake").map(intake::read).transpose()?.unwrap_or_default();
+    all.into_iter().next().ok_or_else(|| "there is no [[intake]]".to_owned())
 }
 
 fn read_inbox(index: usize, value: &Value) -> Result<Inbox, String> {

@@ -1,7 +1,7 @@
 //! What operators see of the store and do to it.
 
 pub(crate) mod archive;
-mod audit;
+pub(crate) mod audit;
 mod dead;
 mod doctor;
 mod keys;

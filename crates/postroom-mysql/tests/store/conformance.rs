@@ -14,3 +14,8 @@ mod operator {
 mod consumer_store {
     postroom_testkit::consumer_store_conforms!(crate::fixture::Shop);
 }
+
+/// Tables that already exist.
+mod intake {
+    postroom_testkit::intake_conforms!(crate::fixture::Shop);
+}

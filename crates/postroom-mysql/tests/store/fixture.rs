@@ -11,6 +11,7 @@ use postroom::{Consumer, Message, MessageId, Operator, Outbox as _, Route, Sourc
 use postroom_mysql::{Database, Mysql, MysqlSession, MysqlSource, migrate, options_of};
 use postroom_testkit::conformance::Fixture;
 use postroom_testkit::conformance::consumer_store::Inbox;
+use postroom_testkit::conformance::intake::Taking;
 use postroom_testkit::conformance::operator::Operated;
 use postroom_testkit::conformance::source::Outbox;
 use postroom_testkit::services::MariaDbServer;
@@ -61,6 +62,12 @@ impl Fixture for Shop {
     async fn create() -> Self {
         let shop = Self::empty().await;
         migrate(&shop.opts, Some(4)).await.unwrap();
+        shop.run(
+            "create table shop_outbox (n bigint not null auto_increment primary key, id varchar(64), topic varchar(64) not null, body text, k varchar(64),
+                                       status smallint not null default 0, at datetime(6) not null default (utc_timestamp(6)),
+                                       sent_at datetime(6), error varchar(20), key (status, at))",
+        )
+        .await;
         shop
     }
 }
@@ -136,6 +143,43 @@ impl Operated for Shop {
             let sql = format!("update postroom_{table} set {column} = timestampadd(microsecond, -?, {column})");
             self.connect().await.exec_drop(sql, (by.as_micros() as i64,)).await.unwrap();
         }
+    }
+}
+
+#[async_trait]
+impl Taking for Shop {
+    type Held = Conn;
+
+    fn store(&self) -> Arc<dyn postroom::Store> {
+        Arc::new(Database::new(&self.url).unwrap())
+    }
+
+    async fn run(&self, sql: &str) {
+        self.connect().await.query_drop(sql).await.unwrap();
+    }
+
+    async fn read(&self, sql: &str) -> Vec<Option<String>> {
+        let values: Vec<mysql_async::Value> = self.connect().await.query(sql).await.unwrap();
+        let text = |value: mysql_async::Value| match value {
+            mysql_async::Value::NULL => None,
+            other => Some(other.as_sql(true).trim_matches('\'').to_owned()),
+        };
+        values.into_iter().map(text).collect()
+    }
+
+    async fn hold(&self, sql: &str) -> Option<Conn> {
+        let mut conn = self.connect().await;
+        conn.query_drop("start transaction").await.unwrap();
+        conn.query_drop(sql).await.unwrap();
+        Some(conn)
+    }
+
+    async fn let_go(&self, mut held: Conn) {
+        held.query_drop("commit").await.unwrap();
+    }
+
+    async fn empty_outbox(&self) {
+        Shop::run(self, "delete from postroom_outbox").await;
     }
 }
 

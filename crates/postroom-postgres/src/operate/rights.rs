@@ -81,6 +81,13 @@ const WHAT_COMPARISONS_NEED: &str = "
     select columns(consumer,message_id) postroom.dead_consume
     select columns(consumer,message_id,state) postroom.inbox_messages";
 
+const WHAT_INTAKES_NEED: &str = "
+    insert table postroom.outbox
+    select table postroom.dead_letters
+    select columns(id,at,actor,action,reason,message_ids) postroom.audit
+    select,insert,update,delete table postroom.intakes
+    select,insert,update,delete table postroom.intake_rows";
+
 /// Grants that this session's role lacks, as statements to run. Objects that do not exist are not listed: the schema is another one.
 pub(crate) async fn missing_grants(
     client: &impl GenericClient,
@@ -93,6 +100,7 @@ pub(crate) async fn missing_grants(
         (needs.metrics, WHAT_METRICS_NEED),
         (needs.operations, WHAT_OPERATIONS_NEED),
         (needs.comparisons, WHAT_COMPARISONS_NEED),
+        (needs.intakes, WHAT_INTAKES_NEED),
     ];
     let lines = needed.iter().filter(|(needed, _)| *needed).flat_map(|(_, lines)| lines.lines());
     let rights = lines.filter_map(|line| {

@@ -11,6 +11,7 @@ use postroom_postgres::{
 };
 use postroom_testkit::conformance::Fixture;
 use postroom_testkit::conformance::consumer_store::Inbox;
+use postroom_testkit::conformance::intake::Taking;
 use postroom_testkit::conformance::operator::Operated;
 use postroom_testkit::conformance::source::Outbox;
 use postroom_testkit::postgres::Database;
@@ -28,8 +29,17 @@ impl Fixture for Postgres {
         let database = Database::create().await;
         let store = Store::new(database.url()).unwrap();
         postroom_postgres::migrate(store.connector(), 4).await.unwrap();
-        let client = tokio::sync::Mutex::new(database.connect().await);
-        Self { database, store, client }
+        let client = database.connect().await;
+        client
+            .batch_execute(
+                "create table shop_outbox (n bigint generated always as identity primary key, id text, topic text not null, body text, k text,
+                                           status smallint not null default 0, at timestamptz not null default clock_timestamp(),
+                                           sent_at timestamptz, error varchar(20));
+                 create index on shop_outbox (status, at)",
+            )
+            .await
+            .unwrap();
+        Self { database, store, client: tokio::sync::Mutex::new(client) }
     }
 }
 
@@ -129,6 +139,38 @@ impl Operated for Postgres {
             let sql = format!("update postroom.{table} set {column} = {column} - $1 * interval '1 second'");
             self.client.lock().await.execute(&sql, &[&by.as_secs_f64()]).await.unwrap();
         }
+    }
+}
+
+#[async_trait]
+impl Taking for Postgres {
+    type Held = Client;
+
+    fn store(&self) -> Arc<dyn postroom::Store> {
+        Arc::new(Store::new(self.database.url()).unwrap())
+    }
+
+    async fn run(&self, sql: &str) {
+        self.client.lock().await.batch_execute(sql).await.unwrap();
+    }
+
+    async fn read(&self, sql: &str) -> Vec<Option<String>> {
+        let sql = format!("select q.v::text from ({sql}) q (v)");
+        self.client.lock().await.query(&sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
+    }
+
+    async fn hold(&self, sql: &str) -> Option<Client> {
+        let client = self.database.connect().await;
+        client.batch_execute(&format!("begin; {sql}")).await.unwrap();
+        Some(client)
+    }
+
+    async fn let_go(&self, held: Client) {
+        held.batch_execute("commit").await.unwrap();
+    }
+
+    async fn empty_outbox(&self) {
+        Postgres::run(self, "delete from postroom.outbox").await;
     }
 }
 

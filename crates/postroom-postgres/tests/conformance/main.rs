@@ -14,6 +14,11 @@ mod operator {
     postroom_testkit::operator_conforms!(crate::fixture::Postgres);
 }
 
+/// Tables that already exist.
+mod intake {
+    postroom_testkit::intake_conforms!(crate::fixture::Postgres);
+}
+
 /// The receiving end, through tokio-postgres.
 mod consumer_store {
     postroom_testkit::consumer_store_conforms!(crate::fixture::Through<crate::fixture::TokioPostgres>);

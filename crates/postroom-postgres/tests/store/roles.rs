@@ -66,8 +66,15 @@ async fn a_role_without_grants_can_do_nothing_here() {
     assert_eq!(open, 0, "functions that everybody may execute");
 
     // What several of its tasks need is named once.
-    let needs =
-        Needs { relay: true, filler: true, retention: true, metrics: true, operations: true, comparisons: true };
+    let needs = Needs {
+        relay: true,
+        filler: true,
+        retention: true,
+        metrics: true,
+        operations: true,
+        comparisons: true,
+        intakes: true,
+    };
     let findings = postroom_postgres::Database::new(&url).unwrap().check(needs).await.unwrap();
     let lacking = findings.iter().find(|finding| finding.found.contains("lacks")).unwrap();
     let grants: Vec<&str> = lacking.advice.as_deref().unwrap().split("; ").collect();

@@ -4,6 +4,7 @@
 #![allow(missing_docs, reason = "the name of a case is its sentence")]
 
 pub mod consumer_store;
+pub mod intake;
 pub mod operator;
 pub mod sink;
 pub mod source;

@@ -1,0 +1,207 @@
+//! `postroom intake`: how tables whose rows are taken stand; and the part of `postroom run` that takes them.
+
+mod run;
+
+use clap::{Args, Subcommand};
+use postroom::{IntakeStatus, Previewed, lasting};
+
+use crate::ConfigArgs;
+use crate::actor::DeedArgs;
+use crate::config::{self, Taken};
+use crate::exit::{self, Failure};
+use crate::presets::intakes_of;
+use crate::say::{say, show};
+use crate::store;
+use crate::table::Table;
+
+pub use run::{finish, keep_taking};
+
+#[derive(Debug, Args)]
+pub struct IntakeArgs {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Show each table: how many rows are to be taken, taken, sent aside, and why
+    List(ConfigArgs),
+    /// Show what would be made of the next rows; changes nothing
+    Preview(PreviewArgs),
+    /// Let rows that were set aside be taken again: all that were refused, or one by its key
+    Again(AgainArgs),
+}
+
+#[derive(Debug, Args)]
+struct PreviewArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Name of the intake
+    name: String,
+    /// Maximum number of rows
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
+    limit: u32,
+    /// Also show the payloads, which may contain personal data
+    #[arg(long)]
+    payload: bool,
+}
+
+#[derive(Debug, Args)]
+struct AgainArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Name of the intake
+    name: String,
+    /// Only the row with this key; needed for a row that may have been sent
+    #[arg(long, value_name = "KEY")]
+    row: Option<String>,
+    #[command(flatten)]
+    deed: DeedArgs,
+}
+
+pub async fn intake(args: IntakeArgs, json: bool) -> Result<(), Failure> {
+    match args.verb {
+        Verb::List(args) => list(&args, json).await,
+        Verb::Preview(args) => preview(args, json).await,
+        Verb::Again(args) => again(args, json).await,
+    }
+}
+
+fn named<'a>(config: &'a config::Config, name: &str) -> Result<&'a Taken, Failure> {
+    config.intakes.iter().find(|taken| taken.intake.name == name).ok_or_else(|| {
+        let names: Vec<&str> = config.intakes.iter().map(|taken| taken.intake.name.as_str()).collect();
+        let text = format!("the configuration has no intake {name:?}; it has: {}", names.join(", "));
+        Failure::new(exit::USAGE, text)
+    })
+}
+
+async fn list(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
+    let config = config::load(&args.config)?;
+    let store = store::open(&config.store_url)?;
+    let intakes = intakes_of(store.as_ref())?;
+    let mut all: Vec<(&Taken, IntakeStatus)> = Vec::new();
+    for taken in &config.intakes {
+        all.push((taken, intakes.intake_status(&taken.intake).await?));
+    }
+    if json {
+        let all: Vec<_> = all
+            .iter()
+            .map(|(taken, status)| {
+                let mut object = serde_json::json!(status);
+                object["name"] = taken.intake.name.as_str().into();
+                object["table"] = taken.intake.table.to_string().into();
+                object["mode"] = taken.mode.as_str().into();
+                object
+            })
+            .collect();
+        show!("{}", serde_json::json!({ "intakes": all }));
+        return Ok(());
+    }
+    if all.is_empty() {
+        show!("the configuration has no [[intake]]; `postroom presets detect` looks for tables");
+        return Ok(());
+    }
+    let mut table =
+        Table::new(&["INTAKE", "TABLE", "MODE", ">PENDING", ">OLDEST", ">TAKEN", ">DEAD", ">REFUSED", ">UNCLEAR"]);
+    for (taken, status) in &all {
+        table.row([
+            taken.intake.name.clone(),
+            taken.intake.table.to_string(),
+            taken.mode.as_str().to_owned(),
+            format!("{}{}", status.pending, if status.pending_is_bound { "+" } else { "" }),
+            status.oldest_seconds.map_or_else(|| "-".to_owned(), lasting),
+            status.taken.to_string(),
+            status.dead.to_string(),
+            status.refused.to_string(),
+            status.unclear.to_string(),
+        ]);
+    }
+    table.lines().iter().for_each(|line| show!("{line}"));
+    for (taken, status) in &all {
+        for aside in &status.set_aside {
+            show!(
+                "{}: row {} {} {} ago: {}",
+                taken.intake.name,
+                aside.row,
+                aside.state,
+                lasting(aside.age_seconds),
+                aside.error
+            );
+        }
+    }
+    Ok(())
+}
+
+async fn preview(args: PreviewArgs, json: bool) -> Result<(), Failure> {
+    let config = config::load(&args.config.config)?;
+    let taken = named(&config, &args.name)?;
+    let store = store::open(&config.store_url)?;
+    let rows = intakes_of(store.as_ref())?.preview_intake(&taken.intake, args.limit as usize).await?;
+    let shown: Vec<serde_json::Value> = rows.iter().map(|row| shown(row, args.payload)).collect();
+    if json {
+        show!("{}", serde_json::json!({ "rows": shown }));
+        return Ok(());
+    }
+    if rows.is_empty() {
+        show!("no row is to be taken");
+    }
+    for row in &rows {
+        match &row.message {
+            Err(error) => show!("row {}: refused: {error}", row.row),
+            Ok(message) => {
+                let key = message.key.as_ref().or(message.aggregate_id.as_ref());
+                let key = key.map_or_else(|| "no key".to_owned(), |key| format!("key {key}"));
+                let bytes = message.payload.len();
+                show!(
+                    "row {}: topic {}, type {}, {key}, {bytes} bytes, id {}",
+                    row.row,
+                    message.topic,
+                    message.kind,
+                    message.id
+                );
+                if args.payload {
+                    show!("  {}", String::from_utf8_lossy(&message.payload));
+                }
+            }
+        }
+    }
+    let refused = rows.iter().filter(|row| row.message.is_err()).count();
+    say!("postroom: {} rows looked at, {refused} refused; nothing was changed", rows.len());
+    Ok(())
+}
+
+fn shown(row: &Previewed, payload: bool) -> serde_json::Value {
+    match &row.message {
+        Err(error) => serde_json::json!({ "row": row.row, "refused": error }),
+        Ok(message) => {
+            let mut object = serde_json::json!({
+                "row": row.row, "id": message.id, "topic": message.topic, "type": message.kind, "key": message.key,
+                "aggregate_type": message.aggregate_type, "aggregate_id": message.aggregate_id, "aggregate_version": message.aggregate_version,
+                "routing_key": message.routing_key, "content_type": message.content_type, "tenant_id": message.tenant_id,
+                "headers": message.headers, "payload_bytes": message.payload.len(), "delay_seconds": message.delay.as_secs_f64(),
+            });
+            if payload {
+                object["payload"] = String::from_utf8_lossy(&message.payload).into();
+            }
+            object
+        }
+    }
+}
+
+async fn again(args: AgainArgs, json: bool) -> Result<(), Failure> {
+    let config = config::load(&args.config.config)?;
+    let taken = named(&config, &args.name)?;
+    let deed = args.deed.deed()?;
+    let store = store::open(&config.store_url)?;
+    let rows = intakes_of(store.as_ref())?.take_again(&taken.intake, args.row.as_deref(), &deed).await?;
+    if let (0, Some(row)) = (rows, &args.row) {
+        let text =
+            format!("row {row:?} is not set aside; `postroom intake list` shows those that are. Nothing was changed");
+        return Err(Failure::new(exit::FAILURE, text));
+    }
+    match json {
+        true => show!("{}", serde_json::json!({ "rows": rows })),
+        false => show!("{rows} rows can be taken again"),
+    }
+    Ok(())
+}

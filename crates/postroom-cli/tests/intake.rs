@@ -1,0 +1,219 @@
+//! Four processes take rows of two tables that applications had before, relay them, and die all the time; the independent judge looks at what
+//! the broker has, and every row says in the end that it was sent.
+
+// The length of a pause is the fault itself; everything else waits for signals.
+#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use postroom::{Deed, KeyDeed, MessageId, Operator, Side, WaitsFor};
+use postroom_testkit::chance::Chance;
+use postroom_testkit::judge::{Committed, History, judge};
+use postroom_testkit::postgres::Database;
+use postroom_testkit::rabbitmq::AuditQueue;
+use postroom_testkit::surroundings;
+
+const KEYS: u64 = 200;
+const MESSAGES: usize = 4000;
+const IN_FLIGHT: usize = 300;
+const FAULTS: usize = 10;
+const STUCK: Duration = Duration::from_secs(240);
+
+/// The two tables as the articles print them.
+const TABLES: &str = "
+    create table outbox_messages (id uuid primary key, aggregate_id uuid not null, aggregate_type text not null, aggregate_version bigint not null default 0,
+        type text not null, payload jsonb not null, headers jsonb not null, tenant_id text, occurred_at timestamptz not null,
+        visible_at timestamptz not null, attempts int not null default 0, status smallint not null default 0, last_error text,
+        routing_key text, partition_key text);
+    create index on outbox_messages (status, visible_at);
+    create schema billing;
+    create table billing.outbox_messages (id uuid primary key, type varchar(255) not null, content jsonb not null,
+        occurred_on_utc timestamptz not null, processed_on_utc timestamptz null, error text null);
+    create index on billing.outbox_messages (occurred_on_utc) where processed_on_utc is null;
+    create table numbers (k text primary key, n bigint not null default 0);
+    create table ledger (id uuid primary key, k text, n bigint)";
+
+fn run(arguments: &[&str]) -> String {
+    let output = surroundings::postroom().args(arguments).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+async fn until(what: &str, log: &Path, holds: impl AsyncFn() -> bool) {
+    let began = Instant::now();
+    while !holds().await {
+        if began.elapsed() > STUCK {
+            let log = std::fs::read_to_string(log).unwrap_or_default();
+            let tail: Vec<&str> = log.lines().rev().take(20).collect();
+            panic!("waited in vain until {what}; the processes' last words:\n{}", tail.join("\n"));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Each transaction takes numbers of some keys, notes them, and writes a row for each; a tenth are rolled back.
+async fn write(url: String, seed: u64, committed: Arc<AtomicUsize>) {
+    let (mut chance, mut client) = (Chance::new(seed), postroom_testkit::postgres::connect(&url).await);
+    while committed.load(Ordering::Relaxed) < MESSAGES {
+        let tx = client.transaction().await.unwrap();
+        let mut keys: Vec<u64> = (0..1 + chance.below(6)).map(|_| chance.below(KEYS)).collect();
+        keys.sort_unstable();
+        for key in &keys {
+            let (name, id) = (format!("key-{key}"), MessageId::new());
+            let sql = "update numbers set n = n + 1 where k = $1 returning n";
+            let n: i64 = tx.query_one(sql, &[&name]).await.unwrap().get(0);
+            tx.execute("insert into ledger values ($1, $2, $3)", &[id.as_uuid(), &name, &n]).await.unwrap();
+            let sql = if key % 2 == 0 {
+                "insert into outbox_messages (id, aggregate_id, aggregate_type, aggregate_version, type, payload, headers, occurred_at, visible_at,
+                                              routing_key, partition_key)
+                 values ($1, gen_random_uuid(), 'orders', $3, 'order.placed', '{}', '{\"h\": \"v\"}', clock_timestamp(), clock_timestamp(),
+                         'orders.placed', $2)"
+            } else {
+                "insert into billing.outbox_messages (id, type, content, occurred_on_utc)
+                 values ($1, 'orders', jsonb_build_object('Key', $2::text, 'Number', $3::bigint), clock_timestamp())"
+            };
+            tx.execute(sql, &[id.as_uuid(), &name, &n]).await.unwrap();
+        }
+        if chance.percent(10) {
+            tx.rollback().await.unwrap();
+        } else {
+            tx.commit().await.unwrap();
+            committed.fetch_add(keys.len(), Ordering::Relaxed);
+        }
+    }
+}
+
+fn deed() -> Deed {
+    Deed { actor: "intake".to_owned(), reason: "a test".to_owned() }
+}
+
+/// An operator who cannot make up his mind.
+async fn operate(store: postroom_postgres::Database, mut chance: Chance) {
+    loop {
+        let keys: Vec<String> = (0..10).map(|_| format!("key-{}", chance.below(KEYS))).collect();
+        for what in [KeyDeed::Park, KeyDeed::Unpark] {
+            for key in &keys {
+                let _ = store.act_on_key("orders", key, what, &deed()).await;
+            }
+            tokio::time::sleep(Duration::from_millis(20 + chance.below(150))).await;
+        }
+    }
+}
+
+/// A process of `postroom run`; killed when dropped.
+struct Process(Child);
+
+impl Process {
+    fn start(config: &Path, log: &Path) -> Self {
+        let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+        let mut command = Command::new(surroundings::postroom_binary());
+        surroundings::without_tests(&mut command);
+        let command = command.args(["run", "--config"]).arg(config);
+        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap())
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.0.id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_tables_that_exist_are_sent_in_order_and_marked_whoever_dies() {
+    let dir = surroundings::scratch("intake");
+    let database = Database::create().await;
+    let (url, rabbit) = (database.url().to_owned(), surroundings::rabbitmq_url());
+    run(&["migrate", "--store", &url]);
+    let client = database.connect().await;
+    client.batch_execute(TABLES).await.unwrap();
+    client
+        .batch_execute(&format!("insert into numbers (k) select 'key-' || n from generate_series(0, {}) n", KEYS - 1))
+        .await
+        .unwrap();
+    let exchange = format!("i-{}", surroundings::unique());
+    let audit = AuditQueue::bound(&rabbit, &exchange, "orders.#").await;
+    let config = dir.join("postroom.toml");
+    let text = format!(
+        "[store]\nurl = {url:?}\n\
+         [relay]\nin_flight_max = {IN_FLIGHT}\nlease = \"1s\"\npoll_idle = \"50ms\"\n\
+         [[routes]]\nname = \"orders\"\ntopics = [\"orders\"]\n\
+         [routes.sink]\nkind = \"rabbitmq\"\nurl = {rabbit:?}\nexchange = {exchange:?}\n\
+         [[intake]]\nname = \"shop\"\npreset = \"status-codes\"\nevery = \"50ms\"\n\
+         [[intake]]\nname = \"billing\"\npreset = \"processed-on\"\ntable = \"billing.outbox_messages\"\nevery = \"50ms\"\n\
+         [intake.message]\nkey = \"${{content:/Key}}\"\nrouting_key = \"orders.billed\"\n"
+    );
+    std::fs::write(&config, text).unwrap();
+    let checked = run(&["check", "--config", config.to_str().unwrap()]);
+    assert!(
+        checked.contains("intake billing, table billing.outbox_messages: its columns, values and rights are there"),
+        "{checked}"
+    );
+    let log = dir.join("run.log");
+    let mut processes: Vec<Process> = (0..4).map(|_| Process::start(&config, &log)).collect();
+
+    let seed = 20_261;
+    let committed = Arc::new(AtomicUsize::new(0));
+    let writers: Vec<_> =
+        (0..6).map(|writer| tokio::spawn(write(url.clone(), seed + writer, committed.clone()))).collect();
+    let store = postroom_postgres::Database::new(&url).unwrap();
+    let operator = tokio::spawn(operate(store.clone(), Chance::new(seed)));
+    let mut chance = Chance::new(seed ^ 7);
+    for fault in 0..FAULTS {
+        let from = MESSAGES * fault / (FAULTS + 1);
+        until("writers have written more", &log, async || committed.load(Ordering::Relaxed) > from).await;
+        let index = chance.below(processes.len() as u64) as usize;
+        if fault == 3 {
+            processes[index].signal("STOP");
+            tokio::time::sleep(Duration::from_millis(2500)).await;
+            processes[index].signal("CONT");
+        } else {
+            // The one before is killed.
+            processes[index] = Process::start(&config, &log);
+        }
+    }
+    for writer in writers {
+        tokio::time::timeout(STUCK, writer).await.unwrap().unwrap();
+    }
+    operator.abort();
+    for key in store.waiting_keys(Side::Out, None, 10_000).await.unwrap() {
+        if key.waits_for == WaitsFor::Parked {
+            store.act_on_key(&key.route, &key.key, KeyDeed::Unpark, &deed()).await.unwrap();
+        }
+    }
+    let unsent = "select (select count(*) from outbox_messages where status <> 1)
+                       + (select count(*) from billing.outbox_messages where processed_on_utc is null)
+                       + (select count(*) from postroom.intake_rows)";
+    until("every row says that it was sent", &log, async || {
+        client.query_one(unsent, &[]).await.unwrap().get::<_, i64>(0) == 0
+    })
+    .await;
+    let rows = client.query("select id::text, k, n from ledger", &[]).await.unwrap();
+    let history = History {
+        committed: rows.iter().map(|row| Committed { id: row.get(0), key: row.get(1), number: row.get(2) }).collect(),
+        stored: audit.drain().await.into_iter().map(|stored| stored.id).collect(),
+        duplicates_max: FAULTS * IN_FLIGHT,
+        ..History::default()
+    };
+    let violations: Vec<String> = judge(&history).iter().map(ToString::to_string).collect();
+    assert!(violations.is_empty(), "{}", violations.join("; "));
+    assert!(history.committed.len() >= MESSAGES);
+    let list = run(&["intake", "list", "--config", config.to_str().unwrap()]);
+    assert!(list.contains("billing.outbox_messages") && !list.contains("refused "), "{list}");
+    // Every process says goodbye.
+    for process in &mut processes {
+        process.signal("TERM");
+        assert_eq!(process.0.wait().unwrap().code(), Some(0));
+    }
+}
