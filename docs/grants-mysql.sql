@@ -51,3 +51,6 @@ grant select, insert, update, delete on shop.postroom_archive_segments to postro
 grant select, insert, update, delete on shop.postroom_archive_leaving to postroom_relay;
 grant select, insert, update, delete on shop.postroom_archive_restored to postroom_relay;
 grant select, insert, update, delete on shop.postroom_reconciliations to postroom_relay;
+-- For [[intake]], which also needs select, update and delete on the table whose rows are taken.
+grant select, insert, update, delete on shop.postroom_intakes to postroom_relay;
+grant select, insert, update, delete on shop.postroom_intake_rows to postroom_relay;

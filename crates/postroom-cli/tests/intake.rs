@@ -1,5 +1,5 @@
-//! Four processes take rows of two tables that applications had before, relay them, and die all the time; the independent judge looks at what
-//! the broker has, and every row says in the end that it was sent.
+//! Four processes take rows of tables that applications had before, relay them, and die all the time; the independent judge looks at what
+//! the broker has, and every row says in the end that it was sent. On PostgreSQL, and on MariaDB, where the server dies too.
 
 // The length of a pause is the fault itself; everything else waits for signals.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
@@ -10,11 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, TxOpts};
 use postroom::{Deed, KeyDeed, MessageId, Operator, Side, WaitsFor};
 use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::{Committed, History, judge};
 use postroom_testkit::postgres::Database;
 use postroom_testkit::rabbitmq::AuditQueue;
+use postroom_testkit::services::MariaDbServer;
 use postroom_testkit::surroundings;
 
 const KEYS: u64 = 200;
@@ -212,6 +215,125 @@ async fn rows_of_tables_that_exist_are_sent_in_order_and_marked_whoever_dies() {
     let list = run(&["intake", "list", "--config", config.to_str().unwrap()]);
     assert!(list.contains("billing.outbox_messages") && !list.contains("refused "), "{list}");
     // Every process says goodbye.
+    for process in &mut processes {
+        process.signal("TERM");
+        assert_eq!(process.0.wait().unwrap().code(), Some(0));
+    }
+}
+
+const TASK: &str = "
+    create table task (id bigint not null auto_increment primary key, user_id varchar(64) not null, topic varchar(64) not null,
+        message_id varchar(64) not null, message text not null, state varchar(16) not null, create_time datetime(6) not null, update_time datetime(6),
+        key (state, create_time))";
+
+/// Like [`write`], in the manner of the third article: a task for each message, with its topic.
+async fn write_tasks(url: String, seed: u64, committed: Arc<AtomicUsize>) {
+    let (mut chance, opts) = (Chance::new(seed), postroom_mysql::options_of(&url).unwrap());
+    while committed.load(Ordering::Relaxed) < MESSAGES {
+        // A server that dies under a writer costs it its transaction, as it would an application.
+        match Conn::new(opts.clone()).await {
+            Ok(mut conn) => drop(write_tasks_on(&mut conn, &mut chance, &committed).await),
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn write_tasks_on(
+    conn: &mut Conn,
+    chance: &mut Chance,
+    committed: &AtomicUsize,
+) -> Result<(), mysql_async::Error> {
+    while committed.load(Ordering::Relaxed) < MESSAGES {
+        let mut tx = conn.start_transaction(TxOpts::default()).await?;
+        let mut keys: Vec<u64> = (0..1 + chance.below(6)).map(|_| chance.below(KEYS)).collect();
+        keys.sort_unstable();
+        for key in &keys {
+            let (key, id) = (format!("key-{key}"), MessageId::new().to_string());
+            tx.exec_drop("update numbers set n = last_insert_id(n + 1) where k = ?", (&key,)).await?;
+            let n = tx.last_insert_id().unwrap_or_default();
+            tx.exec_drop("insert into ledger values (?, ?, ?)", (&id, &key, n)).await?;
+            let sql = "insert into task (user_id, topic, message_id, message, state, create_time) values (?, 'orders', ?, ?, 'create', sysdate(6))";
+            tx.exec_drop(sql, (&key, &id, n.to_string())).await?;
+        }
+        if chance.percent(10) {
+            tx.rollback().await?;
+        } else {
+            tx.commit().await?;
+            committed.fetch_add(keys.len(), Ordering::Relaxed);
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_on_mariadb_are_sent_in_order_and_marked_whoever_dies() {
+    let dir = surroundings::scratch("intake-mariadb");
+    let mut server = MariaDbServer::start(&dir.join("server")).unwrap();
+    let mut admin = Conn::new(postroom_mysql::options_of(&server.url("mysql")).unwrap()).await.unwrap();
+    admin.query_drop("create database shop").await.unwrap();
+    let (url, rabbit) = (server.url("shop"), surroundings::rabbitmq_url());
+    run(&["migrate", "--store", &url, "--lanes", "8"]);
+    let connect = async || Conn::new(postroom_mysql::options_of(&url).unwrap()).await.unwrap();
+    let mut shop = connect().await;
+    for sql in [
+        TASK,
+        "create table numbers (k varchar(32) primary key, n bigint not null default 0)",
+        "create table ledger (id char(36) primary key, k varchar(32), n bigint)",
+    ] {
+        shop.query_drop(sql).await.unwrap();
+    }
+    for key in 0..KEYS {
+        shop.exec_drop("insert into numbers (k) values (?)", (format!("key-{key}"),)).await.unwrap();
+    }
+    let exchange = format!("t-{}", surroundings::unique());
+    let audit = AuditQueue::bound(&rabbit, &exchange, "orders.#").await;
+    let config = dir.join("postroom.toml");
+    let text = format!(
+        "[store]\nurl = {url:?}\n\
+         [relay]\nin_flight_max = {IN_FLIGHT}\nlease = \"1s\"\npoll_idle = \"50ms\"\n\
+         [[routes]]\nname = \"orders\"\ntopics = [\"orders\"]\n\
+         [routes.sink]\nkind = \"rabbitmq\"\nurl = {rabbit:?}\nexchange = {exchange:?}\n\
+         [[intake]]\nname = \"tasks\"\npreset = \"task-states\"\nevery = \"50ms\"\n"
+    );
+    std::fs::write(&config, text).unwrap();
+    run(&["check", "--config", config.to_str().unwrap()]);
+    let log = dir.join("run.log");
+    let mut processes: Vec<Process> = (0..4).map(|_| Process::start(&config, &log)).collect();
+    let seed = 20_262;
+    let committed = Arc::new(AtomicUsize::new(0));
+    let writers: Vec<_> =
+        (0..4).map(|writer| tokio::spawn(write_tasks(url.clone(), seed + writer, committed.clone()))).collect();
+    let mut chance = Chance::new(seed ^ 7);
+    for fault in 0..FAULTS {
+        let from = MESSAGES * fault / (FAULTS + 1);
+        until("writers have written more", &log, async || committed.load(Ordering::Relaxed) > from).await;
+        if fault % 5 == 2 {
+            server.kill().unwrap();
+            server.start_again().unwrap();
+        } else {
+            let index = chance.below(processes.len() as u64) as usize;
+            processes[index] = Process::start(&config, &log);
+        }
+    }
+    for writer in writers {
+        tokio::time::timeout(STUCK, writer).await.unwrap().unwrap();
+    }
+    let unsent =
+        "select (select count(*) from task where state <> 'completed') + (select count(*) from postroom_intake_rows)";
+    until("every task is completed", &log, async || {
+        connect().await.query_first::<i64, _>(unsent).await.unwrap() == Some(0)
+    })
+    .await;
+    let rows: Vec<(String, String, i64)> = connect().await.query("select id, k, n from ledger").await.unwrap();
+    let history = History {
+        committed: rows.into_iter().map(|(id, key, number)| Committed { id, key, number }).collect(),
+        stored: audit.drain().await.into_iter().map(|stored| stored.id).collect(),
+        duplicates_max: FAULTS * 4 * IN_FLIGHT,
+        ..History::default()
+    };
+    let violations: Vec<String> = judge(&history).iter().map(ToString::to_string).collect();
+    assert!(violations.is_empty(), "{}", violations.join("; "));
+    assert!(history.committed.len() >= MESSAGES);
     for process in &mut processes {
         process.signal("TERM");
         assert_eq!(process.0.wait().unwrap().code(), Some(0));

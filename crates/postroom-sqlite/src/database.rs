@@ -7,18 +7,19 @@ use std::time::Duration;
 use async_trait::async_trait;
 use postroom::{
     Archivable, ArchiveState, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis,
-    Expired, Fate, Finding, Forgotten, Headline, IdPrints, Keeper, KeyDeed, Listed, Message, MessageFilter, MessageId,
-    MigrateError, Migrated, MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Reception,
-    Reconcilable, Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId,
-    SessionKeeper, ShownOperation, ShownRoute, Side, Source, Span, StartAt, Steer, Stepped, Store, StoreError,
-    StoreStatus, StoredMessage, Survey, Sweep, Tally, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey,
-    Whereabouts, redact_url,
+    Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake, IntakeStatus, Intakes, Keeper, KeyDeed,
+    Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, NewOperation,
+    OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable, Reconciled, Removed, Restored,
+    Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper, ShownOperation, ShownRoute, Side,
+    Source, Span, StartAt, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Survey, Sweep, Tally, TookIn,
+    TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Whereabouts, redact_url,
 };
 use rusqlite::Connection;
 
 use crate::Sqlite;
 use crate::connect::{connect, create_private};
 use crate::inbox::SqliteSession;
+use crate::intake;
 use crate::log::SqliteSource;
 use crate::operate::{archive, operations, reconcile};
 use crate::{migrate, operate};
@@ -256,6 +257,46 @@ impl Operator for Database {
 }
 
 #[async_trait]
+impl Intakes for Database {
+    async fn check_intake(&self, of: &Intake) -> Result<Vec<Finding>, StoreError> {
+        let of = of.clone();
+        self.on_thread("look at a table", move |connection| intake::check(connection, &of)).await
+    }
+
+    async fn preview_intake(&self, of: &Intake, max: usize) -> Result<Vec<Previewed>, StoreError> {
+        let of = of.clone();
+        self.on_thread("look at rows of a table", move |connection| intake::preview(connection, &of, max)).await
+    }
+
+    async fn take_in(&self, of: &Intake, max: usize) -> Result<TookIn, StoreError> {
+        let of = of.clone();
+        self.on_thread("take rows of a table", move |connection| intake::take_in(connection, &of, max)).await
+    }
+
+    async fn mark_rows(&self, of: &Intake, after: i64, max: usize) -> Result<MarkedRows, StoreError> {
+        let of = of.clone();
+        self.on_thread("mark rows that were sent", move |connection| intake::mark_rows(connection, &of, after, max))
+            .await
+    }
+
+    async fn intake_status(&self, of: &Intake) -> Result<IntakeStatus, StoreError> {
+        let of = of.clone();
+        self.on_thread("look at an intake", move |connection| intake::status(connection, &of)).await
+    }
+
+    async fn take_again(&self, of: &Intake, row: Option<&str>, deed: &Deed) -> Result<u64, StoreError> {
+        let (of, row, deed) = (of.clone(), row.map(str::to_owned), deed.clone());
+        let work = move |connection: &mut Connection| intake::again(connection, &of, row.as_deref(), &deed);
+        self.on_thread("let rows be taken again", work).await
+    }
+
+    async fn tables_with(&self, columns: &[String]) -> Result<Vec<FoundTable>, StoreError> {
+        let columns = columns.to_vec();
+        self.on_thread("look for tables", move |connection| intake::tables_with(connection, &columns)).await
+    }
+}
+
+#[async_trait]
 impl Archivable for Database {
     async fn archive_state(&self) -> Result<ArchiveState, StoreError> {
         self.on_thread("look at the archive's segments", |connection| archive::state(connection)).await
@@ -393,6 +434,10 @@ impl Reconcilable for Database {
 
 #[async_trait]
 impl Store for Database {
+    fn intakes(&self) -> Option<&dyn Intakes> {
+        Some(self)
+    }
+
     fn shown(&self) -> String {
         redact_url(&format!("sqlite:{}", self.path.display()))
     }

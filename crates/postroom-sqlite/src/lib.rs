@@ -9,6 +9,7 @@ mod connect;
 mod database;
 #[cfg(feature = "rusqlite")]
 mod inbox;
+mod intake;
 #[cfg(feature = "rusqlite")]
 mod log;
 #[cfg(feature = "rusqlite")]

@@ -20,6 +20,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (11, "archive", include_str!("../migrations/0011_archive.sql")),
     (12, "reconcile", include_str!("../migrations/0012_reconcile.sql")),
     (13, "waits", include_str!("../migrations/0013_waits.sql")),
+    (14, "intake", include_str!("../migrations/0014_intake.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (

@@ -11,6 +11,7 @@ use postroom::{Consumer, Message, MessageId, Operator, Route, Source};
 use postroom_sqlite::{Database, Sqlite, SqliteSession, SqliteSource, connect, migrate};
 use postroom_testkit::conformance::Fixture;
 use postroom_testkit::conformance::consumer_store::Inbox;
+use postroom_testkit::conformance::intake::Taking;
 use postroom_testkit::conformance::operator::Operated;
 use postroom_testkit::conformance::source::Outbox;
 use postroom_testkit::surroundings;
@@ -31,6 +32,11 @@ mod consumer_store {
     postroom_testkit::consumer_store_conforms!(super::File);
 }
 
+/// Tables that already exist.
+mod intake {
+    postroom_testkit::intake_conforms!(super::File);
+}
+
 struct File(PathBuf);
 
 impl File {
@@ -44,7 +50,15 @@ impl Fixture for File {
     async fn create() -> Self {
         let path = surroundings::scratch("conformance").join("postroom.db");
         migrate(&mut connect(&path).unwrap()).unwrap();
-        Self(path)
+        let file = Self(path);
+        file.open()
+            .execute_batch(
+                "create table shop_outbox (n integer primary key, id text, topic text not null, body text, k text, status integer not null default 0,
+                                           at datetime not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')), sent_at datetime, error varchar(20));
+                 create index shop_outbox_status on shop_outbox (status, at)",
+            )
+            .unwrap();
+        file
     }
 }
 
@@ -83,6 +97,43 @@ impl Outbox for File {
 
     async fn make_due(&self) {
         self.open().execute("update postroom_parked set due_ms = 0 where state <> 'queued'", []).unwrap();
+    }
+}
+
+#[async_trait]
+impl Taking for File {
+    type Held = ();
+
+    fn store(&self) -> Arc<dyn postroom::Store> {
+        Arc::new(Database::new(&self.0))
+    }
+
+    async fn run(&self, sql: &str) {
+        self.open().execute_batch(sql).unwrap();
+    }
+
+    async fn read(&self, sql: &str) -> Vec<Option<String>> {
+        let connection = self.open();
+        let mut statement = connection.prepare(sql).unwrap();
+        let text = |row: &rusqlite::Row<'_>| {
+            Ok(match row.get_ref(0)? {
+                rusqlite::types::ValueRef::Null => None,
+                rusqlite::types::ValueRef::Integer(number) => Some(number.to_string()),
+                other => Some(other.as_str().unwrap().to_owned()),
+            })
+        };
+        statement.query_map([], text).unwrap().map(Result::unwrap).collect()
+    }
+
+    /// Writers take turns.
+    async fn hold(&self, _: &str) -> Option<()> {
+        None
+    }
+
+    async fn let_go(&self, (): ()) {}
+
+    async fn empty_outbox(&self) {
+        self.open().execute("delete from postroom_outbox", []).unwrap();
     }
 }
 

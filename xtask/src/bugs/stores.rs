@@ -386,4 +386,25 @@ pub(super) const BUGS: &[Bug] = &[
         test: &["--test", "store", "deeds::what_is_given_out_while_the_relay_records_about_its_key_is_not_forgotten"],
         needs_bin: false,
     },
+    Bug {
+        name: "intake_marks_what_waits",
+        breaks: "says of a row that it was sent while its message waits for another attempt",
+        package: "postroom-postgres",
+        test: &["--test", "conformance", "intake::a_dead_message_is_marked_and_what_becomes_of_it_too"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "intake_takes_past_a_locked_row",
+        breaks: "takes a row before another one of its key that somebody has locked",
+        package: "postroom-postgres",
+        test: &["--test", "conformance", "intake::a_row_that_is_locked_holds_up_its_key_alone"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "intake_calls_sent_what_is_gone",
+        breaks: "says of a row that it was sent when nobody knows",
+        package: "postroom-mysql",
+        test: &["--test", "store", "intake::what_is_not_known_to_be_sent_is_not_called_sent"],
+        needs_bin: false,
+    },
 ];

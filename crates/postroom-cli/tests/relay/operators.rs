@@ -31,16 +31,15 @@ impl Running {
             "[store]\nurl = {store:?}\n[relay]\nname = \"relay-a\"\n[[routes]]\nname = \"orders\"\ntopics = [\"orders\"]\n[routes.sink]\n{sink}"
         );
         std::fs::write(&config, text).unwrap();
-        let log = std::fs::File::create(dir.join("relay.log")).unwrap();
-        Self(
-            surroundings::postroom()
-                .args(["run", "--config"])
-                .arg(&config)
-                .stdout(Stdio::null())
-                .stderr(log)
-                .spawn()
-                .unwrap(),
-        )
+        Self::of(config.to_str().unwrap())
+    }
+
+    /// With this configuration.
+    pub fn of(config: &str) -> Self {
+        let log = std::fs::File::create(format!("{config}.log")).unwrap();
+        let mut command = surroundings::postroom();
+        let command = command.args(["run", "--config", config]).stdout(Stdio::null()).stderr(log);
+        Self(command.spawn().unwrap())
     }
 }
 

@@ -21,6 +21,12 @@ use postroom_testkit::surroundings;
 static SERVER: LazyLock<MariaDbServer> =
     LazyLock::new(|| MariaDbServer::start(&surroundings::scratch("mariadb").join("server")).unwrap());
 
+/// A database of the server that these tests are run on: a MariaDB of their own, or the one that `POSTROOM_TEST_MYSQL` names, such as
+/// `mysql://root@127.0.0.1:3306`.
+fn url_of(database: &str) -> String {
+    std::env::var("POSTROOM_TEST_MYSQL").map_or_else(|_| SERVER.url(database), |server| format!("{server}/{database}"))
+}
+
 pub struct Shop {
     pub url: String,
     pub opts: Opts,
@@ -30,11 +36,11 @@ impl Shop {
     /// An empty database.
     pub async fn empty() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let server = tokio::task::spawn_blocking(|| SERVER.url("mysql")).await.unwrap();
-        let name = format!("t_{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let server = tokio::task::spawn_blocking(|| url_of("mysql")).await.unwrap();
+        let name = format!("t_{}_{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let mut admin = Conn::new(options_of(&server).unwrap()).await.unwrap();
         admin.query_drop(format!("create database {name}")).await.unwrap();
-        let url = SERVER.url(&name);
+        let url = url_of(&name);
         Self { opts: options_of(&url).unwrap(), url }
     }
 

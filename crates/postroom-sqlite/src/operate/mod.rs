@@ -1,7 +1,7 @@
 //! What operators see of the store and do to it.
 
 pub(crate) mod archive;
-mod dead;
+pub(crate) mod dead;
 mod doctor;
 mod keys;
 mod listing;
