@@ -24,11 +24,11 @@ pub struct IntakeArgs {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Show each table: how many rows are to be taken, taken, sent aside, and why
+    /// Show each table: how many rows are to be taken, taken, set aside, and why
     List(ConfigArgs),
     /// Show what would be made of the next rows; changes nothing
     Preview(PreviewArgs),
-    /// Let rows that were set aside be taken again: all that were refused, or one by its key
+    /// Let rows that were set aside be taken or marked again: all that were refused or are unmarked, or one by its key
     Again(AgainArgs),
 }
 
@@ -79,54 +79,58 @@ async fn list(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
     let config = config::load(&args.config)?;
     let store = store::open(&config.store_url)?;
     let intakes = intakes_of(store.as_ref())?;
-    let mut all: Vec<(&Taken, IntakeStatus)> = Vec::new();
+    let mut all: Vec<(&Taken, Result<IntakeStatus, String>)> = Vec::new();
     for taken in &config.intakes {
-        all.push((taken, intakes.intake_status(&taken.intake).await?));
+        match intakes.intake_status(&taken.intake).await {
+            Ok(status) => all.push((taken, Ok(status))),
+            // The others are told all the same.
+            Err(error) if !error.is_transient() => all.push((taken, Err(Failure::of(exit::FAILURE, &error).text))),
+            Err(error) => return Err(error.into()),
+        }
     }
     if json {
-        let all: Vec<_> = all
-            .iter()
-            .map(|(taken, status)| {
-                let mut object = serde_json::json!(status);
-                object["name"] = taken.intake.name.as_str().into();
-                object["table"] = taken.intake.table.to_string().into();
-                object["mode"] = taken.mode.as_str().into();
-                object
-            })
-            .collect();
-        show!("{}", serde_json::json!({ "intakes": all }));
+        let shown = |(taken, status): &(&Taken, Result<IntakeStatus, String>)| {
+            let mut object = serde_json::json!(status.as_ref().unwrap_or(&IntakeStatus::default()));
+            object["name"] = taken.intake.name.as_str().into();
+            object["table"] = taken.intake.table.to_string().into();
+            object["mode"] = taken.mode.as_str().into();
+            object["problem"] = status.as_ref().err().cloned().into();
+            object
+        };
+        show!("{}", serde_json::json!({ "intakes": all.iter().map(shown).collect::<Vec<_>>() }));
         return Ok(());
     }
     if all.is_empty() {
         show!("the configuration has no [[intake]]; `postroom presets detect` looks for tables");
         return Ok(());
     }
-    let mut table =
-        Table::new(&["INTAKE", "TABLE", "MODE", ">PENDING", ">OLDEST", ">TAKEN", ">DEAD", ">REFUSED", ">UNCLEAR"]);
+    let columns =
+        ["INTAKE", "TABLE", "MODE", ">PENDING", ">OLDEST", ">TAKEN", ">DEAD", ">REFUSED", ">UNCLEAR", ">UNMARKED"];
+    let mut table = Table::new(&columns);
     for (taken, status) in &all {
-        table.row([
-            taken.intake.name.clone(),
-            taken.intake.table.to_string(),
-            taken.mode.as_str().to_owned(),
-            format!("{}{}", status.pending, if status.pending_is_bound { "+" } else { "" }),
-            status.oldest_seconds.map_or_else(|| "-".to_owned(), lasting),
-            status.taken.to_string(),
-            status.dead.to_string(),
-            status.refused.to_string(),
-            status.unclear.to_string(),
-        ]);
+        let first = [taken.intake.name.clone(), taken.intake.table.to_string(), taken.mode.as_str().to_owned()];
+        let counts = match status {
+            Err(_) => ["?", "-", "?", "?", "?", "?", "?"].map(str::to_owned),
+            Ok(status) => [
+                format!("{}{}", status.pending, if status.pending_is_bound { "+" } else { "" }),
+                status.oldest_seconds.map_or_else(|| "-".to_owned(), lasting),
+                status.taken.to_string(),
+                status.dead.to_string(),
+                status.refused.to_string(),
+                status.unclear.to_string(),
+                status.unmarked.to_string(),
+            ],
+        };
+        table.row(first.into_iter().chain(counts));
     }
     table.lines().iter().for_each(|line| show!("{line}"));
     for (taken, status) in &all {
-        for aside in &status.set_aside {
-            show!(
-                "{}: row {} {} {} ago: {}",
-                taken.intake.name,
-                aside.row,
-                aside.state,
-                lasting(aside.age_seconds),
-                aside.error
-            );
+        let name = &taken.intake.name;
+        match status {
+            Err(problem) => show!("{name}: {problem}"),
+            Ok(status) => status.set_aside.iter().for_each(|aside| {
+                show!("{name}: row {} {} {} ago: {}", aside.row, aside.state, lasting(aside.age_seconds), aside.error);
+            }),
         }
     }
     Ok(())

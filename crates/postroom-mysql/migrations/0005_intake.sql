@@ -12,8 +12,8 @@ create table if not exists postroom_intake_rows (
     id      char(36)     character set ascii collate ascii_bin, -- of its message, and its seq
     seq     bigint,
     -- taken: its message is in the outbox; dead: and has died; discarded: and an operator discarded it; refused: no message can be made of
-    -- the row; unclear: whether its message was sent is not known.
-    state   varchar(16)  not null check (state in ('taken', 'dead', 'discarded', 'refused', 'unclear')),
+    -- the row; unclear: whether its message was sent is not known; unmarked: it was sent, and the row refuses to be marked.
+    state   varchar(16)  not null check (state in ('taken', 'dead', 'discarded', 'refused', 'unclear', 'unmarked')),
     error   longtext,
     at      datetime(6)  not null default (utc_timestamp(6)),
     primary key (intake, row_key),

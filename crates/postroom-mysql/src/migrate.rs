@@ -23,8 +23,8 @@ const BOOKKEEPING: &str = "create table if not exists postroom_migrations (
     applied_at datetime(6)  not null default (utc_timestamp(6))
 ) engine = InnoDB default character set utf8mb4";
 /// A lock of the whole server, so the database's name is part of it; at most 64 characters.
-const LOCK: &str = "select get_lock(concat('postroom.migrate ', left(sha1(database()), 40)), 60)";
-const UNLOCK: &str = "select release_lock(concat('postroom.migrate ', left(sha1(database()), 40)))";
+const LOCK: &str = "select get_lock(concat('postroom.migrate ', left(sha2(database(), 256), 40)), 60)";
+const UNLOCK: &str = "select release_lock(concat('postroom.migrate ', left(sha2(database(), 256), 40)))";
 const WHAT: &str = "migrate the schema; what was done so far stays, and the next run goes on from there";
 
 /// Brings the schema up to date; `lanes` is for a new schema.

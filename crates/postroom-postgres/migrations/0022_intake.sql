@@ -17,11 +17,11 @@ create table postroom.intake_rows (
     place   bigint      not null generated always as identity,
     id      uuid,                 -- of its message
     -- taken: its message is in the outbox; dead: and has died; discarded: and an operator discarded it; refused: no message can be made of
-    -- the row; unclear: whether its message was sent is not known.
-    state   text        not null check (state in ('taken', 'dead', 'discarded', 'refused', 'unclear')),
+    -- the row; unclear: whether its message was sent is not known; unmarked: it was sent, and the row refuses to be marked.
+    state   text        not null check (state in ('taken', 'dead', 'discarded', 'refused', 'unclear', 'unmarked')),
     error   text,
     at      timestamptz not null default clock_timestamp(),
     primary key (intake, row_key)
 );
 create index intake_rows_open on postroom.intake_rows (intake, place) where state in ('taken', 'dead');
-create index intake_rows_aside on postroom.intake_rows (intake, at) where state in ('refused', 'unclear');
+create index intake_rows_aside on postroom.intake_rows (intake, at) where state in ('refused', 'unclear', 'unmarked');

@@ -53,7 +53,7 @@ impl Fixture for File {
         let file = Self(path);
         file.open()
             .execute_batch(
-                "create table shop_outbox (n integer primary key, id text, topic text not null, body text, k text, status integer not null default 0,
+                "create table shop_outbox (n integer primary key autoincrement, id text, topic text not null, body text, k text, status integer not null default 0,
                                            at datetime not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')), sent_at datetime, error varchar(20));
                  create index shop_outbox_status on shop_outbox (status, at)",
             )

@@ -25,6 +25,9 @@ const TELL_EVERY: Duration = Duration::from_secs(3600);
 const SHADOW_TELLS: Duration = Duration::from_secs(60);
 const SHADOW_ROWS: usize = 2_000;
 
+/// Rows that are held for so long are told.
+const HELD_LONG: Duration = Duration::from_secs(60);
+
 /// Goes on for ever.
 pub async fn keep_taking(taken: Taken, store: Arc<dyn Store>, wakes: Vec<Wake>) {
     let Some(intakes) = store.intakes() else { return };
@@ -32,43 +35,90 @@ pub async fn keep_taking(taken: Taken, store: Arc<dyn Store>, wakes: Vec<Wake>) 
         return shadow(&taken, intakes).await;
     }
     let intake = &taken.intake;
-    let mut told = Told::default();
-    let (mut marked, mut mark_wait) = (Instant::now(), MARK_FIRST);
+    let (mut taking, mut marking, mut held) = (Told::new("taken"), Told::new("marked"), Held::default());
+    let (mut marked, mut mark_wait, mut fits) = (Instant::now(), MARK_FIRST, false);
     loop {
         let mut wait = taken.every;
-        match intakes.take_in(intake, TAKE).await {
-            Ok(took) => {
-                told.answered(intake);
-                if took.taken > 0 {
-                    wakes.iter().for_each(Wake::notify);
-                    mark_wait = MARK_FIRST;
+        // What cannot be marked later must not be taken.
+        if !fits {
+            match intakes.check_intake(intake).await {
+                Ok(found) => match found.first() {
+                    Some(first) if !first.ok => {
+                        let advice = first.advice.as_deref().unwrap_or_default();
+                        wait = taking.refused(intake, &format!("{}; {advice}", first.found));
+                    }
+                    _ => {
+                        fits = true;
+                        taking.answered(intake);
+                        tracing::info!(intake = %intake.name, "rows of {} are taken", intake.table);
+                    }
+                },
+                Err(error) => wait = taking.failed(intake, &error),
+            }
+        }
+        if fits {
+            match intakes.take_in(intake, TAKE).await {
+                Ok(took) => {
+                    taking.answered(intake);
+                    held.note(intake, took.held, took.taken);
+                    if took.taken > 0 {
+                        wakes.iter().for_each(Wake::notify);
+                        mark_wait = MARK_FIRST;
+                    }
+                    if took.refused > 0 {
+                        tracing::error!(
+                            intake = %intake.name,
+                            "{} rows of {} were set aside; `postroom intake list` tells why",
+                            took.refused,
+                            intake.table
+                        );
+                    }
+                    if took.more {
+                        wait = Duration::ZERO;
+                    }
+                    if took.others {
+                        wait = wait.max(OTHERS);
+                    }
                 }
-                if took.refused > 0 {
-                    tracing::error!(
-                        intake = %intake.name,
-                        "{} rows of {} were set aside, because no message can be made of them; `postroom intake list` tells why",
-                        took.refused,
-                        intake.table
-                    );
-                }
-                if took.more {
-                    wait = Duration::ZERO;
-                }
-                if took.others {
-                    wait = wait.max(OTHERS);
+                Err(error) => {
+                    fits = error.is_transient();
+                    wait = taking.failed(intake, &error);
                 }
             }
-            Err(error) => wait = told.failed(intake, &error),
         }
         if intake.done == DoneWhen::Sent && marked.elapsed() >= mark_wait {
             match sweep(intake, intakes).await {
                 Ok(0) => mark_wait = (mark_wait * 2).min(MARK_LAST),
                 Ok(_) => mark_wait = MARK_FIRST,
-                Err(error) => wait = wait.max(told.failed(intake, &error)),
+                Err(error) => mark_wait = marking.failed(intake, &error),
             }
             marked = Instant::now();
         }
         tokio::time::sleep(wait).await;
+    }
+}
+
+/// Since when rows are found that cannot be locked, and none that can.
+#[derive(Default)]
+struct Held {
+    since: Option<Instant>,
+    told: bool,
+}
+
+impl Held {
+    fn note(&mut self, intake: &Intake, held: u64, taken: u64) {
+        if held == 0 || taken > 0 {
+            *self = Self::default();
+            return;
+        }
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if since.elapsed() >= HELD_LONG && !std::mem::replace(&mut self.told, true) {
+            tracing::warn!(
+                intake = %intake.name,
+                "{held} rows of {} could not be locked for a minute: another transaction has them, or one of their key, or this role may not change them",
+                intake.table
+            );
+        }
     }
 }
 
@@ -77,7 +127,7 @@ async fn sweep(intake: &Intake, intakes: &dyn Intakes) -> Result<u64, StoreError
     let (mut after, mut changed) = (0, 0);
     loop {
         let marked = intakes.mark_rows(intake, after, MARK).await?;
-        changed += marked.sent + marked.dead + marked.unclear;
+        changed += marked.sent + marked.dead + marked.unclear + marked.unmarked;
         if marked.dead > 0 {
             tracing::warn!(intake = %intake.name, "messages of {} rows of {} are dead; `postroom dead list` shows them", marked.dead, intake.table);
         }
@@ -86,6 +136,14 @@ async fn sweep(intake: &Intake, intakes: &dyn Intakes) -> Result<u64, StoreError
                 intake = %intake.name,
                 "whether the messages of {} rows of {} were sent is not known; `postroom intake list` tells why",
                 marked.unclear,
+                intake.table
+            );
+        }
+        if marked.unmarked > 0 {
+            tracing::error!(
+                intake = %intake.name,
+                "{} rows of {} were sent and cannot be marked; `postroom intake list` tells why",
+                marked.unmarked,
                 intake.table
             );
         }
@@ -111,16 +169,21 @@ pub async fn finish(taken: &[Taken], store: &dyn Store) {
 }
 
 /// What was told already.
-#[derive(Default)]
 struct Told {
+    /// What is not done with rows.
+    what: &'static str,
     away: bool,
     refused: Option<Instant>,
 }
 
 impl Told {
+    fn new(what: &'static str) -> Self {
+        Self { what, away: false, refused: None }
+    }
+
     fn answered(&mut self, intake: &Intake) {
         if std::mem::take(&mut self.away) || self.refused.take().is_some() {
-            tracing::info!(intake = %intake.name, "rows of {} are taken again", intake.table);
+            tracing::info!(intake = %intake.name, "rows of {} are {} again", intake.table, self.what);
         }
     }
 
@@ -128,13 +191,17 @@ impl Told {
         let text = Failure::of(exit::FAILURE, error).text;
         if error.is_transient() {
             if !std::mem::replace(&mut self.away, true) {
-                tracing::warn!(intake = %intake.name, "rows of {} are taken later: failed to {text}", intake.table);
+                tracing::warn!(intake = %intake.name, "rows of {} are {} later: failed to {text}", intake.table, self.what);
             }
             return OTHERS;
         }
+        self.refused(intake, &text)
+    }
+
+    fn refused(&mut self, intake: &Intake, text: &str) -> Duration {
         if self.refused.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
             self.refused = Some(Instant::now());
-            tracing::error!(intake = %intake.name, "no row of {} is taken: {text}; `postroom check` tells what is missing", intake.table);
+            tracing::error!(intake = %intake.name, "rows of {} are not {}: {text}; tried again every {} s", intake.table, self.what, REFUSED.as_secs());
         }
         REFUSED
     }
@@ -196,7 +263,7 @@ impl Seen {
 async fn shadow(taken: &Taken, intakes: &dyn Intakes) {
     let intake = &taken.intake;
     tracing::info!(intake = %intake.name, "shadow: rows of {} are looked at, and none is taken", intake.table);
-    let (mut seen, mut told, mut last, mut marked) = (Seen::default(), Told::default(), Instant::now(), None);
+    let (mut seen, mut told, mut last, mut marked) = (Seen::default(), Told::new("looked at"), Instant::now(), None);
     loop {
         let mut wait = taken.every.max(Duration::from_secs(1));
         match intakes.preview_intake(intake, SHADOW_ROWS).await {

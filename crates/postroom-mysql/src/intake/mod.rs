@@ -9,8 +9,8 @@ use std::collections::{HashMap, HashSet};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Params, Row, Transaction, Value};
 use postroom::{
-    Deed, Done, DoneWhen, Finding, FoundTable, Intake, IntakeRow, IntakeStatus, Literal, MarkedRows, Marking, Message,
-    Outbox, Previewed, SetAside, Setting, StoreError, TableName, TookIn, crash_point, rows_within,
+    Deed, Done, DoneWhen, EnqueueError, Finding, FoundTable, Intake, IntakeRow, IntakeStatus, Literal, MarkedRows,
+    Marking, Message, Outbox, Previewed, SetAside, Setting, StoreError, TableName, TookIn, crash_point, rows_within,
 };
 
 use crate::Mysql;
@@ -66,6 +66,32 @@ async fn now_us(conn: &mut impl Queryable) -> Result<i64, Error> {
     Ok(conn.query_first(sql).await?.unwrap_or_default())
 }
 
+/// The row is at fault, and not the table or our rights: a constraint, a trigger, a value.
+fn of_row(error: &Error) -> Option<String> {
+    let Error::Server(told) = error else { return None };
+    let values = [1264, 1265, 1292, 1366, 1406, 3140, 3819, 4025];
+    let by_row = ["22", "23", "45"].iter().any(|class| told.state.starts_with(class)) || values.contains(&told.code);
+    by_row.then(|| told.message.clone())
+}
+
+/// Runs what may fail because of a row; then nothing of it stays. The reason, if it failed.
+async fn tried<T>(
+    tx: &mut Transaction<'_>,
+    work: impl AsyncFnOnce(&mut Transaction<'_>) -> Result<T, Error>,
+) -> Result<Result<T, String>, Error> {
+    tx.query_drop("savepoint postroom_rows").await?;
+    match work(tx).await {
+        Ok(value) => Ok(Ok(value)),
+        Err(error) => match of_row(&error) {
+            Some(told) => {
+                tx.query_drop("rollback to savepoint postroom_rows").await?;
+                Ok(Err(told))
+            }
+            None => Err(error),
+        },
+    }
+}
+
 /// What a row that is set aside is set aside for.
 struct Refused {
     row: String,
@@ -110,28 +136,17 @@ pub(crate) async fn take_in(conn: &mut Conn, intake: &Intake, max: usize) -> Res
         }
     }
     refuse_known(&mut tx, &mut messages, &mut refused).await?;
-    let (keys, messages): (Vec<String>, Vec<Message>) = messages.into_iter().unzip();
-    Mysql.enqueue(&mut tx, &messages).await.map_err(|error| StoreError::Refused {
-        what: "take rows of a table; nothing was taken",
-        source: error.into(),
-    })?;
-    match intake.done {
-        DoneWhen::Sent => {
-            note_taken(&mut tx, intake, &keys, &messages).await?;
-            set(&mut tx, &statements, &intake.taken, &keys).await?;
-        }
-        DoneWhen::Taken => finish(&mut tx, &statements, &intake.sent, &keys).await?,
-    }
+    let taken = write(&mut tx, intake, &statements, messages, &mut refused).await?;
     set_aside(&mut tx, intake, &statements, &refused).await?;
     crash_point("intake-before-commit");
     tx.commit().await?;
     crash_point("intake-after-commit");
     Ok(TookIn {
-        taken: keys.len() as u64,
+        taken,
         refused: refused.len() as u64,
         held,
         // Where all that was found is held, others must let go first.
-        more: more && !(keys.is_empty() && refused.is_empty()),
+        more: more && !(taken == 0 && refused.is_empty()),
         others: false,
     })
 }
@@ -191,6 +206,58 @@ async fn note_taken(
     Ok(())
 }
 
+/// Writes the messages and marks their rows: all at once, or one by one if one of them cannot be; that one is set aside. Returns how many.
+async fn write(
+    tx: &mut Transaction<'_>,
+    intake: &Intake,
+    statements: &Statements,
+    messages: Vec<(String, Message)>,
+    refused: &mut Vec<Refused>,
+) -> Result<u64, Error> {
+    let count = messages.len();
+    let (keys, messages): (Vec<String>, Vec<Message>) = messages.into_iter().unzip();
+    let all = async |tx: &mut Transaction<'_>| write_at_once(tx, intake, statements, &keys, &messages).await;
+    if tried(tx, all).await?.is_ok() {
+        return Ok(count as u64);
+    }
+    let mut taken = 0;
+    for (key, message) in keys.iter().zip(&messages) {
+        let (keys, messages) = (std::slice::from_ref(key), std::slice::from_ref(message));
+        let one = async |tx: &mut Transaction<'_>| write_at_once(tx, intake, statements, keys, messages).await;
+        match tried(tx, one).await? {
+            Ok(()) => taken += 1,
+            Err(told) => {
+                let error = format!("the row cannot be marked as taken: {told}");
+                refused.push(Refused { row: key.clone(), id: None, error });
+            }
+        }
+    }
+    Ok(taken)
+}
+
+async fn write_at_once(
+    tx: &mut Transaction<'_>,
+    intake: &Intake,
+    statements: &Statements,
+    keys: &[String],
+    messages: &[Message],
+) -> Result<(), Error> {
+    Mysql.enqueue(tx, messages).await.map_err(|error| match error {
+        EnqueueError::Store(source) => match source.downcast::<Error>() {
+            Ok(error) => *error,
+            Err(source) => Error::Other(source),
+        },
+        other => Error::Other(other.into()),
+    })?;
+    match intake.done {
+        DoneWhen::Sent => {
+            note_taken(tx, intake, keys, messages).await?;
+            set(tx, statements, &intake.taken, keys).await
+        }
+        DoneWhen::Taken => finish(tx, statements, &intake.sent, keys).await,
+    }
+}
+
 async fn set_aside(
     tx: &mut Transaction<'_>,
     intake: &Intake,
@@ -200,7 +267,30 @@ async fn set_aside(
     for Refused { row, id, error } in refused {
         let sql = "insert into postroom_intake_rows (intake, row_key, id, state, error) values (?, ?, ?, 'refused', ?)";
         tx.exec_drop(sql, (&intake.name, row, id, error)).await?;
-        set_error(tx, statements, &intake.dead, row, error).await?;
+        // One that refuses stays as it is.
+        let mark = async |tx: &mut Transaction<'_>| set_error(tx, statements, &intake.dead, row, error).await;
+        let _ = tried(tx, mark).await?;
+    }
+    Ok(())
+}
+
+/// Marks rows as sent: all at once, or one by one if one of them refuses.
+async fn finish_where_possible(
+    tx: &mut Transaction<'_>,
+    statements: &Statements,
+    done: &Done,
+    marking: &mut Marking,
+) -> Result<(), Error> {
+    let all = marking.sent.clone();
+    let at_once = async |tx: &mut Transaction<'_>| finish(tx, statements, done, &all).await;
+    if tried(tx, at_once).await?.is_ok() {
+        return Ok(());
+    }
+    for row in &all {
+        let one = async |tx: &mut Transaction<'_>| finish(tx, statements, done, std::slice::from_ref(row)).await;
+        if let Err(told) = tried(tx, one).await? {
+            marking.unmarked(row, &told);
+        }
     }
     Ok(())
 }
@@ -255,7 +345,7 @@ pub(crate) async fn mark_rows(conn: &mut Conn, intake: &Intake, after: i64, max:
     for taken in taken {
         marking.note(taken.row, taken.was_dead, taken.fate);
     }
-    finish(&mut tx, &statements, &intake.sent, &marking.sent).await?;
+    finish_where_possible(&mut tx, &statements, &intake.sent, &mut marking).await?;
     for keys in marking.sent.chunks(CHUNK) {
         let sql =
             format!("delete from postroom_intake_rows where intake = ? and row_key in ({})", marks(keys.len(), "?"));
@@ -264,7 +354,8 @@ pub(crate) async fn mark_rows(conn: &mut Conn, intake: &Intake, after: i64, max:
         tx.exec_drop(sql, Params::Positional(values)).await?;
     }
     for (row, error) in &marking.dead {
-        set_error(&mut tx, &statements, &intake.dead, row, error).await?;
+        let mark = async |tx: &mut Transaction<'_>| set_error(tx, &statements, &intake.dead, row, error).await;
+        let _ = tried(&mut tx, mark).await?;
     }
     for (row, state, error) in &marking.changed {
         let sql = "update postroom_intake_rows set state = ?, error = ? where intake = ? and row_key = ?";
@@ -275,6 +366,7 @@ pub(crate) async fn mark_rows(conn: &mut Conn, intake: &Intake, after: i64, max:
         sent: marking.sent.len() as u64,
         dead: marking.dead.len() as u64,
         unclear: marking.unclear(),
+        unmarked: marking.unmarked_count(),
         next,
         others: false,
     })
@@ -317,11 +409,12 @@ pub(crate) async fn status(conn: &mut Conn, intake: &Intake) -> Result<IntakeSta
             }
             "refused" => status.refused = count,
             "unclear" => status.unclear = count,
+            "unmarked" => status.unmarked = count,
             _ => {}
         }
     }
     let sql = "select row_key, state, id, coalesce(error, '') as error, timestampdiff(microsecond, at, utc_timestamp(6)) / 1e6 as age
-                 from postroom_intake_rows where intake = ? and state in ('refused', 'unclear') order by at desc, place desc limit ?";
+                 from postroom_intake_rows where intake = ? and state in ('refused', 'unclear', 'unmarked') order by at desc, place desc limit ?";
     for mut row in conn.exec::<Row, _, _>(sql, (&intake.name, ASIDE_SHOWN)).await? {
         let row = &mut row;
         status.set_aside.push(SetAside {
@@ -341,6 +434,10 @@ pub(crate) async fn again(conn: &mut Conn, intake: &Intake, row: Option<&str>, d
     // Nobody may take them meanwhile.
     let sql = "select 1 from postroom_intakes where name = ? for update";
     tx.exec_first::<i64, _, _>(sql, (&intake.name,)).await?;
+    let sql = "update postroom_intake_rows set state = 'taken', error = null
+                where intake = ? and (row_key = ? or ? is null) and state = 'unmarked'";
+    tx.exec_drop(sql, (&intake.name, row, row)).await?;
+    let unmarked = tx.affected_rows();
     let sql = "select row_key, id from postroom_intake_rows
                 where intake = ? and (row_key = ? or (? is null and state = 'refused')) and state in ('refused', 'unclear', 'discarded') for update";
     let gone: Vec<(String, Option<String>)> = tx.exec(sql, (&intake.name, row, row)).await?;
@@ -361,13 +458,13 @@ pub(crate) async fn again(conn: &mut Conn, intake: &Intake, row: Option<&str>, d
         tx.exec_drop(sql, (&intake.name, key)).await?;
     }
     set(&mut tx, &statements, &back, &keys).await?;
-    if !keys.is_empty() {
+    if unmarked > 0 || !keys.is_empty() {
         let ids: Vec<String> = ids.into_iter().flatten().collect();
         let filter = format!("{{\"intake\":{},\"rows\":{}}}", json(&intake.name), json(&keys));
         audit(&mut tx, deed, "intake.again", &filter, &ids).await?;
     }
     tx.commit().await?;
-    Ok(keys.len() as u64)
+    Ok(keys.len() as u64 + unmarked)
 }
 
 pub(crate) async fn check(conn: &mut Conn, intake: &Intake) -> Result<Vec<Finding>, Failed> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Error, Row, Value};
-use postroom::{Cell, Holds, Intake, IntakeColumn, IntakeRow, Literal, Setting, Shape};
+use postroom::{Cell, Holds, Intake, IntakeColumn, IntakeRow, Literal, Setting, Shape, number_of};
 
 use crate::log::get;
 
@@ -20,7 +20,24 @@ pub(super) struct Table {
     lengths: Vec<(String, Option<i64>)>,
     /// Postroom's own tables are there.
     pub tracked: bool,
+    has_transactions: bool,
 }
+
+/// Types whose values are written as numbers: a text beside one of them is compared as a float, or not at all.
+const NUMBERS: [&str; 12] = [
+    "tinyint",
+    "smallint",
+    "mediumint",
+    "int",
+    "integer",
+    "bigint",
+    "decimal",
+    "numeric",
+    "float",
+    "double",
+    "bit",
+    "year",
+];
 
 pub(super) fn quoted(name: &str) -> String {
     format!("`{}`", name.replace('`', "``"))
@@ -33,6 +50,7 @@ impl Table {
         let sql = "select c.column_name as name, c.column_type as type, c.data_type as kind, c.is_nullable = 'NO' as not_null,
                           lower(c.extra) like '%generated%' as is_generated, cast(c.character_maximum_length as signed) as length,
                           t.table_schema as in_schema, t.table_type as of_kind,
+                          coalesce((select e.transactions = 'YES' from information_schema.engines e where e.engine = t.engine), false) as has_transactions,
                           (select count(*) from information_schema.tables p
                             where p.table_schema = database() and p.table_name = 'postroom_intake_rows') as tracked
                      from information_schema.columns c
@@ -54,7 +72,8 @@ impl Table {
                     && which(index, *non_unique == 0 && !several.contains(index.as_str()))
             })
         };
-        let (mut columns, mut lengths, mut shown) = (Vec::new(), Vec::new(), (String::new(), String::new(), false));
+        let (mut columns, mut lengths, mut shown) =
+            (Vec::new(), Vec::new(), (String::new(), String::new(), false, false));
         for row in &mut rows {
             let (name, kind): (String, String) = (get(row, "name")?, get(row, "kind")?);
             let holds = match kind.to_lowercase().as_str() {
@@ -66,6 +85,7 @@ impl Table {
             columns.push(IntakeColumn {
                 type_name: get(row, "type")?,
                 holds,
+                is_number: NUMBERS.contains(&kind.to_lowercase().as_str()),
                 not_null: get::<i64>(row, "not_null")? != 0,
                 is_key: leads(&name, &|index, alone| index == "PRIMARY" && alone),
                 is_unique: leads(&name, &|_, alone| alone),
@@ -74,11 +94,16 @@ impl Table {
                 name: name.clone(),
             });
             lengths.push((name, get(row, "length")?));
-            shown = (get(row, "in_schema")?, get(row, "of_kind")?, get::<i64>(row, "tracked")? != 0);
+            shown = (
+                get(row, "in_schema")?,
+                get(row, "of_kind")?,
+                get::<i64>(row, "tracked")? != 0,
+                get::<i64>(row, "has_transactions")? != 0,
+            );
         }
-        let (schema, kind, tracked) = shown;
+        let (schema, kind, tracked, has_transactions) = shown;
         let name = format!("{}.{}", quoted(&schema), quoted(table));
-        Ok(Some(Self { name, kind, shape: Shape { columns }, lengths, tracked }))
+        Ok(Some(Self { name, kind, shape: Shape { columns }, lengths, tracked, has_transactions }))
     }
 
     /// Fewer characters than its type can have are a limit of the column.
@@ -107,16 +132,31 @@ impl Statements {
     /// What is wrong with the mapping, one line for each thing.
     pub fn of(intake: &Intake, table: Table) -> Result<Self, Vec<String>> {
         let row = intake.fits(&table.shape)?.clone();
+        if ["float", "double"].iter().any(|kind| row.type_name.to_lowercase().starts_with(kind)) {
+            return Err(vec![format!(
+                "row: column {:?} has the type {}, which does not identify a row",
+                row.name, row.type_name
+            )]);
+        }
+        if !table.has_transactions {
+            return Err(vec![
+                "its storage engine has no transactions, so a row could be marked and its message lost; `alter table … engine = InnoDB`"
+                    .to_owned(),
+            ]);
+        }
         let (mut conditions, mut values) = (vec!["true".to_owned()], Vec::new());
         for (name, one_of) in &intake.pending {
             let one_of: Vec<String> = one_of
                 .iter()
                 .map(|value| match value {
                     Literal::Null => format!("f.{} is null", quoted(name)),
-                    Literal::Text(text) => {
-                        values.push(text.clone());
-                        format!("f.{} = ?", quoted(name))
-                    }
+                    Literal::Text(text) => match number(&table, name, text) {
+                        Some(number) => format!("f.{} = {number}", quoted(name)),
+                        None => {
+                            values.push(text.clone());
+                            format!("f.{} = ?", quoted(name))
+                        }
+                    },
                 })
                 .collect();
             conditions.push(format!("({})", one_of.join(" or ")));
@@ -290,10 +330,10 @@ impl Statements {
                         values.push(error.into());
                         self.table.cut_to(name).map_or_else(|| "?".to_owned(), |most| format!("left(?, {most})"))
                     }
-                    Setting::Text(text) => {
+                    Setting::Text(text) => number(&self.table, name, text).unwrap_or_else(|| {
                         values.push(text.as_str().into());
                         "?".to_owned()
-                    }
+                    }),
                 };
                 format!("f.{} = {value}", quoted(name))
             })
@@ -308,6 +348,11 @@ impl Statements {
         let sql = format!("delete f from {} f where {}", self.table.name, self.is_row(rows.len()));
         (sql, rows_of(rows).collect())
     }
+}
+
+/// A value of a column of numbers.
+fn number(table: &Table, column: &str, text: &str) -> Option<String> {
+    table.shape.column(column).filter(|column| column.is_number).and_then(|_| number_of(text))
 }
 
 /// No row, where there is none.

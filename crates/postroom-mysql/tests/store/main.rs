@@ -7,5 +7,6 @@ mod contract;
 mod crash;
 mod deeds;
 mod fixture;
+mod intake;
 mod order;
 mod relays;

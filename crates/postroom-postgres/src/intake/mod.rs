@@ -7,8 +7,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 use postroom::{
-    Deed, Done, DoneWhen, Finding, FoundTable, Intake, IntakeRow, IntakeStatus, Literal, MarkedRows, Marking, Message,
-    Outbox, Previewed, RowFate, SetAside, Setting, StoreError, TableName, TookIn, crash_point, rows_within,
+    Deed, Done, DoneWhen, EnqueueError, Finding, FoundTable, Intake, IntakeRow, IntakeStatus, Literal, MarkedRows,
+    Marking, Message, Outbox, Previewed, RowFate, SetAside, Setting, StoreError, TableName, TookIn, crash_point,
+    rows_within,
 };
 use tokio_postgres::Transaction;
 use tokio_postgres::types::ToSql;
@@ -95,6 +96,40 @@ async fn now_us(tx: &Transaction<'_>) -> Result<i64, tokio_postgres::Error> {
     tx.query_one("select (extract(epoch from clock_timestamp()) * 1000000)::bigint", &[]).await?.try_get(0)
 }
 
+/// Sorts an error about the application's table. What the server says in detail may be the content of a row.
+fn table_error(what: &'static str, error: tokio_postgres::Error) -> StoreError {
+    let told = error.as_db_error().map(|told| told.message().to_owned());
+    match (store_error(what, error), told) {
+        (StoreError::Refused { what, .. }, Some(told)) => StoreError::Refused { what, source: told.into() },
+        (StoreError::Busy { what, .. }, Some(told)) => StoreError::Busy { what, source: told.into() },
+        (StoreError::Schema { problem, .. }, _) => StoreError::Refused { what, source: problem.into() },
+        (error, _) => error,
+    }
+}
+
+/// The row is at fault, and not the table or our rights: a constraint, a trigger, a value.
+fn of_row(error: &tokio_postgres::Error) -> Option<String> {
+    let told = error.as_db_error()?;
+    let class = told.code().code().get(..2)?;
+    ["22", "23", "44", "P0"].contains(&class).then(|| told.message().to_owned())
+}
+
+/// Why a step could not be made.
+enum Failed {
+    /// One of the rows is at fault.
+    Row(String),
+    Step(StoreError),
+}
+
+impl Failed {
+    fn of(error: tokio_postgres::Error) -> Self {
+        match of_row(&error) {
+            Some(told) => Self::Row(told),
+            None => Self::Step(table_error("change rows of a table; nothing was changed", error)),
+        }
+    }
+}
+
 /// What a row that is set aside is set aside for.
 struct Refused {
     row: String,
@@ -108,8 +143,7 @@ pub(crate) async fn take_in(
     intake: &Intake,
     max: usize,
 ) -> Result<TookIn, StoreError> {
-    const WHAT: &str = "take rows of a table; nothing was taken";
-    let failed = |error| store_error(WHAT, error);
+    let failed = |error| table_error("take rows of a table; nothing was taken", error);
     let mut at_hand = Kept::of(connector, kept.take(intake), intake).await?;
     let Kept { session, statements, .. } = &mut at_hand;
     let mut tx = session.deed().await?;
@@ -155,32 +189,18 @@ pub(crate) async fn take_in(
         }
     }
     refuse_known(&tx, &mut messages, &mut refused).await.map_err(failed)?;
-    let (rows, messages): (Vec<String>, Vec<Message>) = messages.into_iter().unzip();
-    Postgres
-        .enqueue(&mut tx, &messages)
-        .await
-        .map_err(|error| StoreError::Refused { what: WHAT, source: error.into() })?;
-    match intake.done {
-        DoneWhen::Sent => {
-            let ids: Vec<Uuid> = messages.iter().map(|message| *message.id.as_uuid()).collect();
-            let sql = "insert into postroom.intake_rows (intake, row_key, id, state)
-                       select $1, u.row_key, u.id, 'taken' from unnest($2::text[], $3::uuid[]) with ordinality u (row_key, id, n) order by u.n";
-            tx.execute(sql, &[&intake.name, &rows, &ids]).await.map_err(failed)?;
-            set(&tx, statements, &intake.taken, &rows, &[]).await.map_err(failed)?;
-        }
-        DoneWhen::Taken => finish(&tx, statements, &intake.sent, &rows).await.map_err(failed)?,
-    }
-    set_aside(&tx, intake, statements, &refused).await.map_err(failed)?;
+    let taken = write(&mut tx, intake, statements, messages, &mut refused).await?;
+    set_aside(&mut tx, intake, statements, &refused).await?;
     crash_point("intake-before-commit");
     tx.commit().await.map_err(failed)?;
     crash_point("intake-after-commit");
     kept.put(at_hand);
     Ok(TookIn {
-        taken: rows.len() as u64,
+        taken,
         refused: refused.len() as u64,
         held,
         // Where all that was found is held, others must let go first.
-        more: more && !(rows.is_empty() && refused.is_empty()),
+        more: more && !(taken == 0 && refused.is_empty()),
         others: false,
     })
 }
@@ -208,22 +228,100 @@ async fn refuse_known(
     Ok(())
 }
 
+/// Writes the messages and marks their rows: all at once, or one by one if one of them cannot be; that one is set aside. Returns how many.
+async fn write(
+    tx: &mut Transaction<'_>,
+    intake: &Intake,
+    statements: &Statements,
+    messages: Vec<(String, Message)>,
+    refused: &mut Vec<Refused>,
+) -> Result<u64, StoreError> {
+    let count = messages.len();
+    let (rows, messages): (Vec<String>, Vec<Message>) = messages.into_iter().unzip();
+    match write_at_once(tx, intake, statements, &rows, &messages).await {
+        Ok(()) => return Ok(count as u64),
+        Err(Failed::Step(error)) => return Err(error),
+        Err(Failed::Row(_)) => {}
+    }
+    let mut taken = 0;
+    for (row, message) in rows.into_iter().zip(messages) {
+        match write_at_once(tx, intake, statements, std::slice::from_ref(&row), std::slice::from_ref(&message)).await {
+            Ok(()) => taken += 1,
+            Err(Failed::Row(told)) => {
+                let error = format!("the row cannot be marked as taken: {told}");
+                refused.push(Refused { row, id: None, error });
+            }
+            Err(Failed::Step(error)) => return Err(error),
+        }
+    }
+    Ok(taken)
+}
+
+async fn write_at_once(
+    tx: &mut Transaction<'_>,
+    intake: &Intake,
+    statements: &Statements,
+    rows: &[String],
+    messages: &[Message],
+) -> Result<(), Failed> {
+    let mut point = tx.savepoint("postroom_rows").await.map_err(Failed::of)?;
+    Postgres.enqueue(&mut point, messages).await.map_err(|error| match error {
+        EnqueueError::Store(source) => match source.downcast::<tokio_postgres::Error>() {
+            Ok(error) => Failed::of(*error),
+            Err(source) => Failed::Step(StoreError::Refused { what: "write messages", source }),
+        },
+        other => Failed::Row(other.to_string()),
+    })?;
+    match intake.done {
+        DoneWhen::Sent => {
+            let ids: Vec<Uuid> = messages.iter().map(|message| *message.id.as_uuid()).collect();
+            let sql = "insert into postroom.intake_rows (intake, row_key, id, state)
+                       select $1, u.row_key, u.id, 'taken' from unnest($2::text[], $3::uuid[]) with ordinality u (row_key, id, n) order by u.n";
+            point.execute(sql, &[&intake.name, &rows, &ids]).await.map_err(Failed::of)?;
+            set(&point, statements, &intake.taken, rows, &[]).await.map_err(Failed::of)?;
+        }
+        DoneWhen::Taken => finish(&point, statements, &intake.sent, rows).await.map_err(Failed::of)?,
+    }
+    point.commit().await.map_err(Failed::of)
+}
+
 async fn set_aside(
-    tx: &Transaction<'_>,
+    tx: &mut Transaction<'_>,
     intake: &Intake,
     statements: &Statements,
     refused: &[Refused],
-) -> Result<(), tokio_postgres::Error> {
+) -> Result<(), StoreError> {
     if refused.is_empty() {
         return Ok(());
     }
+    let failed = |error| table_error("set rows aside; nothing was changed", error);
     let rows: Vec<String> = refused.iter().map(|refused| refused.row.clone()).collect();
     let (ids, errors): (Vec<Option<Uuid>>, Vec<&str>) =
         refused.iter().map(|refused| (refused.id, refused.error.as_str())).unzip();
     let sql = "insert into postroom.intake_rows (intake, row_key, id, state, error)
                select $1, u.row_key, u.id, 'refused', u.error from unnest($2::text[], $3::uuid[], $4::text[]) u (row_key, id, error)";
-    tx.execute(sql, &[&intake.name, &rows, &ids, &errors]).await?;
-    set(tx, statements, &intake.dead, &rows, &errors).await
+    tx.execute(sql, &[&intake.name, &rows, &ids, &errors]).await.map_err(failed)?;
+    set_where_possible(tx, statements, &intake.dead, &rows, &errors).await
+}
+
+/// Sets columns of rows; one that refuses stays as it is.
+async fn set_where_possible(
+    tx: &mut Transaction<'_>,
+    statements: &Statements,
+    settings: &[(String, Setting)],
+    rows: &[String],
+    errors: &[&str],
+) -> Result<(), StoreError> {
+    for (row, error) in rows.iter().zip(errors) {
+        let failed = |error| table_error("mark rows; nothing was changed", error);
+        let point = tx.savepoint("postroom_row").await.map_err(failed)?;
+        match set(&point, statements, settings, std::slice::from_ref(row), &[error]).await {
+            Ok(()) => point.commit().await.map_err(failed)?,
+            Err(error) if of_row(&error).is_some() => point.rollback().await.map_err(failed)?,
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Ok(())
 }
 
 async fn set(
@@ -253,6 +351,37 @@ async fn finish(
     }
 }
 
+/// Marks rows as sent: all at once, or one by one if one of them refuses.
+async fn finish_where_possible(
+    tx: &mut Transaction<'_>,
+    statements: &Statements,
+    done: &Done,
+    marking: &mut Marking,
+) -> Result<(), StoreError> {
+    let failed = |error| table_error("mark rows that were sent; none was marked", error);
+    let all = marking.sent.clone();
+    let point = tx.savepoint("postroom_rows").await.map_err(failed)?;
+    match finish(&point, statements, done, &all).await {
+        Ok(()) => return point.commit().await.map_err(failed),
+        Err(error) if of_row(&error).is_some() => point.rollback().await.map_err(failed)?,
+        Err(error) => return Err(failed(error)),
+    }
+    for row in all {
+        let point = tx.savepoint("postroom_row").await.map_err(failed)?;
+        match finish(&point, statements, done, std::slice::from_ref(&row)).await {
+            Ok(()) => point.commit().await.map_err(failed)?,
+            Err(error) => match of_row(&error) {
+                Some(told) => {
+                    point.rollback().await.map_err(failed)?;
+                    marking.unmarked(&row, &told);
+                }
+                None => return Err(failed(error)),
+            },
+        }
+    }
+    Ok(())
+}
+
 pub(crate) async fn mark_rows(
     connector: &Connector,
     kept: &AllKept,
@@ -260,10 +389,10 @@ pub(crate) async fn mark_rows(
     after: i64,
     max: usize,
 ) -> Result<MarkedRows, StoreError> {
-    let failed = |error| store_error("mark rows that were sent", error);
+    let failed = |error| table_error("mark rows that were sent", error);
     let mut at_hand = Kept::of(connector, kept.take(intake), intake).await?;
     let Kept { session, statements, .. } = &mut at_hand;
-    let tx = session.deed().await?;
+    let mut tx = session.deed().await?;
     if !turn(&tx, intake).await.map_err(failed)? {
         drop(tx);
         kept.put(at_hand);
@@ -289,15 +418,15 @@ pub(crate) async fn mark_rows(
         marking.note(key, state == "dead", fate);
     }
     let next = next.filter(|_| rows.len() as i64 >= max);
+    finish_where_possible(&mut tx, statements, &intake.sent, &mut marking).await?;
     let Marking { sent, dead, changed } = &marking;
-    finish(&tx, statements, &intake.sent, sent).await.map_err(failed)?;
     if !sent.is_empty() {
         let sql = "delete from postroom.intake_rows r where r.intake = $1 and r.row_key = any ($2)";
         tx.execute(sql, &[&intake.name, sent]).await.map_err(failed)?;
     }
     let (keys, errors): (Vec<String>, Vec<&str>) =
         dead.iter().map(|(key, error)| (key.clone(), error.as_str())).unzip();
-    set(&tx, statements, &intake.dead, &keys, &errors).await.map_err(failed)?;
+    set_where_possible(&mut tx, statements, &intake.dead, &keys, &errors).await?;
     if !changed.is_empty() {
         let keys: Vec<&str> = changed.iter().map(|(key, ..)| key.as_str()).collect();
         let states: Vec<&str> = changed.iter().map(|(_, state, _)| *state).collect();
@@ -311,6 +440,7 @@ pub(crate) async fn mark_rows(
         sent: sent.len() as u64,
         dead: dead.len() as u64,
         unclear: marking.unclear(),
+        unmarked: marking.unmarked_count(),
         next,
         others: false,
     };
@@ -319,7 +449,7 @@ pub(crate) async fn mark_rows(
 }
 
 pub(crate) async fn preview(connector: &Connector, intake: &Intake, max: usize) -> Result<Vec<Previewed>, StoreError> {
-    let failed = |error| store_error("look at rows of a table", error);
+    let failed = |error| table_error("look at rows of a table", error);
     let mut session = OperatorSession::open(connector).await?;
     let tx = session.look().await?;
     let statements = statements(&tx, intake).await?;
@@ -355,12 +485,12 @@ pub(crate) async fn status(connector: &Connector, intake: &Intake) -> Result<Int
         return Ok(counted);
     }
     let sql = "select count(*) filter (where r.state in ('taken', 'dead')), count(*) filter (where r.state = 'dead'),
-                      count(*) filter (where r.state = 'refused'), count(*) filter (where r.state = 'unclear')
+                      count(*) filter (where r.state = 'refused'), count(*) filter (where r.state = 'unclear'), count(*) filter (where r.state = 'unmarked')
                  from postroom.intake_rows r where r.intake = $1";
     let row = tx.query_one(sql, &[&intake.name]).await.map_err(failed)?;
     let count = |index: usize| row.try_get::<_, i64>(index).map_err(failed);
     let sql = "select r.row_key, r.state, r.id::text, coalesce(r.error, ''), extract(epoch from clock_timestamp() - r.at)::float8
-                 from postroom.intake_rows r where r.intake = $1 and r.state in ('refused', 'unclear') order by r.at desc limit $2";
+                 from postroom.intake_rows r where r.intake = $1 and r.state in ('refused', 'unclear', 'unmarked') order by r.at desc limit $2";
     let aside = tx.query(sql, &[&intake.name, &ASIDE_SHOWN]).await.map_err(failed)?;
     let set_aside = aside.iter().map(|row| {
         Ok(SetAside {
@@ -376,6 +506,7 @@ pub(crate) async fn status(connector: &Connector, intake: &Intake) -> Result<Int
         dead: count(1)?,
         refused: count(2)?,
         unclear: count(3)?,
+        unmarked: count(4)?,
         set_aside: set_aside.collect::<Result<_, tokio_postgres::Error>>().map_err(failed)?,
         ..counted
     })
@@ -387,7 +518,7 @@ pub(crate) async fn again(
     row: Option<&str>,
     deed: &Deed,
 ) -> Result<u64, StoreError> {
-    let failed = |error| store_error("let rows be taken again; nothing was changed", error);
+    let failed = |error| table_error("let rows be taken again; nothing was changed", error);
     let mut session = OperatorSession::open(connector).await?;
     let tx = session.deed().await?;
     let statements = statements(&tx, intake).await?;
@@ -395,6 +526,9 @@ pub(crate) async fn again(
     tx.query_opt("select from postroom.intakes i where i.name = $1 for update", &[&intake.name])
         .await
         .map_err(failed)?;
+    let sql = "update postroom.intake_rows r set state = 'taken', error = null
+                where r.intake = $1 and (r.row_key = $2 or $2::text is null) and r.state = 'unmarked'";
+    let unmarked = tx.execute(sql, &[&intake.name, &row]).await.map_err(failed)?;
     let sql = "delete from postroom.intake_rows r
                 where r.intake = $1 and (r.row_key = $2 or ($2::text is null and r.state = 'refused')) and r.state in ('refused', 'unclear', 'discarded')
                returning r.row_key, r.id::text";
@@ -413,13 +547,13 @@ pub(crate) async fn again(
         })
         .collect();
     set(&tx, &statements, &back, &rows, &[]).await.map_err(failed)?;
-    if !rows.is_empty() {
+    if unmarked > 0 || !rows.is_empty() {
         let ids: Vec<&str> = ids.iter().flatten().map(String::as_str).collect();
         let filter = serde_json::json!({ "intake": intake.name, "rows": rows }).to_string();
         audit(&tx, deed, "intake.again", &filter, &ids).await.map_err(failed)?;
     }
     tx.commit().await.map_err(failed)?;
-    Ok(rows.len() as u64)
+    Ok(rows.len() as u64 + unmarked)
 }
 
 pub(crate) async fn check(connector: &Connector, intake: &Intake) -> Result<Vec<Finding>, StoreError> {

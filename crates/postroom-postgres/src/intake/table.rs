@@ -41,6 +41,8 @@ impl Table {
                 name: row.try_get(0)?,
                 type_name: row.try_get(1)?,
                 holds,
+                // Values are cast to the column's type.
+                is_number: false,
                 not_null: row.try_get(3)?,
                 is_key: row.try_get(4)?,
                 is_generated: row.try_get(5)?,
@@ -125,8 +127,12 @@ impl Statements {
     /// A column as it is read.
     fn read_as(&self, name: &str) -> String {
         let (holds, name) = (self.table.shape.holds(name), format!("f.{}", quoted(name)));
+        // What no calendar has a place for is beyond every calendar.
         let us = |time: String| {
-            format!("case when isfinite({name}) then (extract(epoch from {time}) * 1000000)::bigint end")
+            format!(
+                "case when {name} >= '9999-12-31' then 9223372036854775807 when {name} < '0001-01-02' then -9223372036854775808
+                      when {name} is not null then (extract(epoch from {time}) * 1000000)::bigint end"
+            )
         };
         match holds {
             Holds::Bytes => name,

@@ -6,11 +6,12 @@ mod table;
 use std::collections::HashMap;
 
 use postroom::{
-    Deed, Done, DoneWhen, Finding, FoundTable, Intake, IntakeStatus, Literal, MarkedRows, Marking, Message, OnRoute,
-    Previewed, RowFate, SetAside, Setting, StoreError, TableName, TookIn, TopicFilter, crash_point, rows_within,
+    Deed, Done, DoneWhen, EnqueueError, Finding, FoundTable, Intake, IntakeStatus, Literal, MarkedRows, Marking,
+    Message, OnRoute, Previewed, RowFate, SetAside, Setting, StoreError, TableName, TookIn, TopicFilter, crash_point,
+    rows_within,
 };
 use rusqlite::types::Value;
-use rusqlite::{Connection, Error, OptionalExtension, TransactionBehavior, params, params_from_iter};
+use rusqlite::{Connection, Error, ErrorCode, OptionalExtension, TransactionBehavior, params, params_from_iter};
 
 use crate::connect::{NOW, store_error};
 use crate::intake::table::{Statements, Table};
@@ -93,10 +94,18 @@ pub(crate) fn take_in(connection: &mut Connection, intake: &Intake, max: usize) 
                 took.refused += 1;
             }
             Ok(message) => {
-                enqueue(&tx, std::slice::from_ref(&message))
-                    .map_err(|error| StoreError::Refused { what: TAKE, source: error.into() })?;
-                taken(&tx, intake, &statements, &row.row, &message).map_err(failed)?;
-                took.taken += 1;
+                tx.execute_batch("savepoint postroom_row").map_err(failed)?;
+                match taken(&tx, intake, &statements, &row.row, &message) {
+                    Ok(()) => took.taken += 1,
+                    Err(error) if is_of_row(&error) => {
+                        tx.execute_batch("rollback to postroom_row").map_err(failed)?;
+                        let error = format!("the row cannot be marked as taken: {error}");
+                        set_aside(&tx, intake, &statements, (&row.row, None), &error).map_err(failed)?;
+                        took.refused += 1;
+                    }
+                    Err(error) => return Err(failed(error)),
+                }
+                tx.execute_batch("release postroom_row").map_err(failed)?;
             }
         }
     }
@@ -119,11 +128,18 @@ fn taken(
     row: &str,
     message: &Message,
 ) -> Result<(), Error> {
+    enqueue(connection, std::slice::from_ref(message)).map_err(|error| match error {
+        EnqueueError::Store(source) => match source.downcast::<Error>() {
+            Ok(error) => *error,
+            Err(source) => Error::ToSqlConversionFailure(source),
+        },
+        other => Error::ToSqlConversionFailure(other.into()),
+    })?;
+    let seq = connection.last_insert_rowid();
     if intake.done == DoneWhen::Taken {
         return finish(connection, statements, &intake.sent, row);
     }
     let sql = "insert into postroom_intake_rows (intake, row_key, id, seq, state) values (?1, ?2, ?3, ?4, 'taken')";
-    let seq = connection.last_insert_rowid();
     connection.prepare_cached(sql)?.execute(params![intake.name, row, message.id.to_string(), seq])?;
     set(connection, statements, &intake.taken, row, None)
 }
@@ -137,7 +153,31 @@ fn set_aside(
 ) -> Result<(), Error> {
     let sql = "insert into postroom_intake_rows (intake, row_key, id, state, error) values (?1, ?2, ?3, 'refused', ?4)";
     connection.prepare_cached(sql)?.execute(params![intake.name, row, id, error])?;
-    set(connection, statements, &intake.dead, row, Some(error))
+    // One that refuses stays as it is.
+    tried(connection, || set(connection, statements, &intake.dead, row, Some(error))).map(drop)
+}
+
+/// The row is at fault, and not the table: a constraint, a trigger, a value.
+fn is_of_row(error: &Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch | ErrorCode::TooBig)
+    )
+}
+
+/// Runs what may fail because of a row; then nothing of it stays. The reason, if it failed.
+fn tried(connection: &Connection, work: impl FnOnce() -> Result<(), Error>) -> Result<Result<(), String>, Error> {
+    connection.execute_batch("savepoint postroom_tried")?;
+    let done = match work() {
+        Ok(()) => Ok(()),
+        Err(error) if is_of_row(&error) => {
+            connection.execute_batch("rollback to postroom_tried")?;
+            Err(error.to_string())
+        }
+        Err(error) => return Err(error),
+    };
+    connection.execute_batch("release postroom_tried")?;
+    Ok(done)
 }
 
 fn set(
@@ -181,15 +221,18 @@ pub(crate) fn mark_rows(
         return Ok(MarkedRows { next, ..MarkedRows::default() });
     }
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
-    let (marking, next) = read(&tx).map_err(failed)?;
-    let write = || -> Result<(), Error> {
-        for row in &marking.sent {
-            finish(&tx, &statements, &intake.sent, row)?;
+    let (mut marking, next) = read(&tx).map_err(failed)?;
+    let mut write = || -> Result<(), Error> {
+        for row in marking.sent.clone() {
+            if let Err(told) = tried(&tx, || finish(&tx, &statements, &intake.sent, &row))? {
+                marking.unmarked(&row, &told);
+                continue;
+            }
             let sql = "delete from postroom_intake_rows where intake = ?1 and row_key = ?2";
             tx.prepare_cached(sql)?.execute(params![intake.name, row])?;
         }
         for (row, error) in &marking.dead {
-            set(&tx, &statements, &intake.dead, row, Some(error))?;
+            let _ = tried(&tx, || set(&tx, &statements, &intake.dead, row, Some(error)))?;
         }
         for (row, state, error) in &marking.changed {
             let sql = "update postroom_intake_rows set state = ?3, error = ?4 where intake = ?1 and row_key = ?2";
@@ -203,6 +246,7 @@ pub(crate) fn mark_rows(
         sent: marking.sent.len() as u64,
         dead: marking.dead.len() as u64,
         unclear: marking.unclear(),
+        unmarked: marking.unmarked_count(),
         next,
         others: false,
     })
@@ -325,14 +369,15 @@ pub(crate) fn status(connection: &Connection, intake: &Intake) -> Result<IntakeS
     }
     let mut read = || -> Result<(), Error> {
         let sql = "select count(*) filter (where state in ('taken', 'dead')), count(*) filter (where state = 'dead'),
-                          count(*) filter (where state = 'refused'), count(*) filter (where state = 'unclear')
+                          count(*) filter (where state = 'refused'), count(*) filter (where state = 'unclear'),
+                          count(*) filter (where state = 'unmarked')
                      from postroom_intake_rows where intake = ?1";
-        let counts = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
-        (status.taken, status.dead, status.refused, status.unclear) =
+        let counts = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?));
+        (status.taken, status.dead, status.refused, status.unclear, status.unmarked) =
             connection.query_row(sql, [&intake.name], counts)?;
         let sql = format!(
             "select row_key, state, id, coalesce(error, ''), ({NOW} - at_ms) / 1000.0 from postroom_intake_rows
-              where intake = ?1 and state in ('refused', 'unclear') order by place desc limit ?2"
+              where intake = ?1 and state in ('refused', 'unclear', 'unmarked') order by place desc limit ?2"
         );
         let aside = |row: &rusqlite::Row<'_>| {
             Ok(SetAside {
@@ -360,6 +405,9 @@ pub(crate) fn again(
     let failed = |error| store_error("let rows be taken again; nothing was changed", error);
     let statements = statements(connection, intake)?;
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    let sql = "update postroom_intake_rows set state = 'taken', error = null
+                where intake = ?1 and (row_key = ?2 or ?2 is null) and state = 'unmarked'";
+    let unmarked = tx.execute(sql, params![intake.name, row]).map_err(failed)? as u64;
     let sql = "delete from postroom_intake_rows
                 where intake = ?1 and (row_key = ?2 or (?2 is null and state = 'refused')) and state in ('refused', 'unclear', 'discarded')
                returning row_key, id";
@@ -383,14 +431,14 @@ pub(crate) fn again(
     for (key, _) in &gone {
         set(&tx, &statements, &back, key, None).map_err(failed)?;
     }
-    if !gone.is_empty() {
+    if unmarked > 0 || !gone.is_empty() {
         let keys: Vec<&str> = gone.iter().map(|(key, _)| key.as_str()).collect();
         let ids: Vec<&str> = gone.iter().filter_map(|(_, id)| id.as_deref()).collect();
         let filter = serde_json::json!({ "intake": intake.name, "rows": keys }).to_string();
         audit(&tx, deed, "intake.again", &filter, &ids).map_err(failed)?;
     }
     tx.commit().map_err(failed)?;
-    Ok(gone.len() as u64)
+    Ok(gone.len() as u64 + unmarked)
 }
 
 pub(crate) fn check(connection: &Connection, intake: &Intake) -> Result<Vec<Finding>, StoreError> {
@@ -426,6 +474,15 @@ pub(crate) fn check(connection: &Connection, intake: &Intake) -> Result<Vec<Find
         }
     }
     let mut findings = vec![Finding::good(format!("{named}: its columns and statements fit"))];
+    let sql = "select s.sql not like '%autoincrement%' from sqlite_schema s where s.name = ?1 and s.type = 'table'";
+    let counts_again: bool = connection.query_row(sql, [&intake.table.name], |row| row.get(0)).map_err(failed)?;
+    if intake.sent == Done::Delete && counts_again && statements.row.type_name == "INTEGER" {
+        let found = format!(
+            "{named}: SQLite gives the number of a deleted row to a new one, which is then taken for the old one"
+        );
+        let advice = "declare the column as integer primary key autoincrement, or map a time as occurred_at";
+        findings.push(Finding::bad(found, advice));
+    }
     if let Some(why) = intake.without_index(&statements.table.shape, &statements.row) {
         let advice = "create an index on the columns of `pending` and `order`";
         findings.push(Finding::bad(format!("{named}: {why}"), advice));

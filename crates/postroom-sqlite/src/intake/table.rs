@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use postroom::{Cell, Holds, Intake, IntakeColumn, IntakeRow, Literal, Setting, Shape};
+use postroom::{Cell, Holds, Intake, IntakeColumn, IntakeRow, Literal, Setting, Shape, number_of};
 use rusqlite::types::{Value, ValueRef};
 use rusqlite::{Connection, Error, OptionalExtension, Row};
 
@@ -53,6 +53,9 @@ impl Table {
             Ok(IntakeColumn {
                 name: row.get(0)?,
                 holds,
+                is_number: ["INT", "BOOL", "REAL", "FLOA", "DOUB", "NUM", "DEC"]
+                    .iter()
+                    .any(|part| type_name.contains(part)),
                 // Rows without a key are not looked at.
                 not_null: row.get(2)? || alone,
                 is_key: alone,
@@ -96,10 +99,13 @@ impl Statements {
                 .iter()
                 .map(|value| match value {
                     Literal::Null => format!("f.{} is null", quoted(name)),
-                    Literal::Text(text) => {
-                        values.push(text.clone());
-                        format!("f.{} = ?", quoted(name))
-                    }
+                    Literal::Text(text) => match number(&table, name, text) {
+                        Some(number) => format!("f.{} = {number}", quoted(name)),
+                        None => {
+                            values.push(text.clone());
+                            format!("f.{} = ?", quoted(name))
+                        }
+                    },
                 })
                 .collect();
             conditions.push(format!("({})", one_of.join(" or ")));
@@ -229,16 +235,16 @@ impl Statements {
             .iter()
             .map(|(name, setting)| {
                 let value = match setting {
-                    Setting::Null => "null",
-                    Setting::Now => "strftime('%Y-%m-%d %H:%M:%f', 'now')",
+                    Setting::Null => "null".to_owned(),
+                    Setting::Now => "strftime('%Y-%m-%d %H:%M:%f', 'now')".to_owned(),
                     Setting::Error => {
                         values.push(error.map_or(Value::Null, |error| Value::Text(cut(error, self.length_of(name)))));
-                        "?"
+                        "?".to_owned()
                     }
-                    Setting::Text(text) => {
+                    Setting::Text(text) => number(&self.table, name, text).unwrap_or_else(|| {
                         values.push(Value::Text(text.clone()));
-                        "?"
-                    }
+                        "?".to_owned()
+                    }),
                 };
                 format!("{} = {value}", quoted(name))
             })
@@ -257,6 +263,11 @@ impl Statements {
     pub fn delete(&self, row: &str) -> Asked {
         (format!("delete from {} as f where {}", self.table.name, self.is_row()), vec![Value::Text(row.to_owned())])
     }
+}
+
+/// A value of a column of numbers.
+fn number(table: &Table, column: &str, text: &str) -> Option<String> {
+    table.shape.column(column).filter(|column| column.is_number).and_then(|_| number_of(text))
 }
 
 fn cut(text: &str, most: Option<usize>) -> String {

@@ -47,6 +47,7 @@ macro_rules! intake_conforms {
             intake: rows_become_messages_in_their_order_and_are_marked_when_they_were_sent
             rows_are_deleted_when_they_were_sent_or_when_they_were_taken
             a_row_that_is_no_message_is_set_aside_and_the_others_go_on
+            a_row_that_refuses_to_be_changed_holds_up_nobody
             a_row_that_is_locked_holds_up_its_key_alone
             what_was_rolled_back_is_never_taken_and_what_commits_late_is
             a_dead_message_is_marked_and_what_becomes_of_it_too
@@ -235,6 +236,41 @@ pub async fn a_row_that_is_no_message_is_set_aside_and_the_others_go_on<F: Takin
     let again = claim_all(&source).await;
     assert_eq!(again[0].message.payload.as_ref(), b"mended");
     assert_eq!(store.audit().await.iter().map(|row| row.1.as_str()).collect::<Vec<_>>(), ["intake.again"]);
+}
+
+/// I7, I25, I26: a constraint or a trigger of the application's that one row runs into.
+pub async fn a_row_that_refuses_to_be_changed_holds_up_nobody<F: Taking>(store: F) {
+    let source = holding(&store, "relay").await;
+    store.run("create unique index shop_outbox_error on shop_outbox (error)").await;
+    let when_sent = Intake { sent: Done::Set(vec![to("status", "1"), to("error", "once")]), ..shop() };
+    let ids = write(&store, &["a", "b", "c"]).await;
+    assert_eq!(take(&store, &when_sent).await.taken, 3);
+    let mut sent = drain(&source).await;
+    sent.sort_unstable();
+    assert_eq!(sent, ids);
+    written(&source).await;
+    let marked = mark(&store, &when_sent).await;
+    assert_eq!((marked.sent, marked.unmarked), (1, 2));
+    assert_eq!(states(&store).await, ["1", "9", "9"]);
+    assert_eq!(mark(&store, &when_sent).await, MarkedRows::default(), "it is not tried for ever");
+    let of = store.store();
+    let status = intakes(of.as_ref()).intake_status(&when_sent).await.expect("status");
+    assert_eq!((status.taken, status.unmarked, status.unclear), (0, 2, 0));
+    assert!(status.set_aside[0].error.starts_with("its message was sent"), "{status:?}");
+    store.run("update shop_outbox set error = null").await;
+    let deed = Deed { actor: "ann".to_owned(), reason: "mended".to_owned() };
+    let row = status.set_aside[0].row.clone();
+    assert_eq!(intakes(of.as_ref()).take_again(&when_sent, Some(&row), &deed).await.expect("again"), 1);
+    assert_eq!(mark(&store, &when_sent).await.sent, 1, "marked, and not sent again");
+    assert_eq!(take(&store, &when_sent).await.taken, 0);
+
+    store.run("delete from shop_outbox").await;
+    let when_taken = Intake { taken: vec![to("status", "9"), to("error", "once")], ..shop() };
+    let ids = write(&store, &["d", "e", "f"]).await;
+    let took = take(&store, &when_taken).await;
+    assert_eq!((took.taken, took.refused), (1, 2));
+    assert_eq!(drain(&source).await, [ids[0]]);
+    assert_eq!(states(&store).await, ["9", "3", "0"], "where the error is refused too, the row stays as it is");
 }
 
 /// I4.

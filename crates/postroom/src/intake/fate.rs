@@ -74,6 +74,18 @@ impl Marking {
         }
     }
 
+    /// A row was sent, and refuses to be marked, for this reason.
+    pub fn unmarked(&mut self, row: &str, error: &str) {
+        self.sent.retain(|sent| sent != row);
+        let error = format!("its message was sent, and the row cannot be marked: {error}");
+        self.changed.push((row.to_owned(), "unmarked", error));
+    }
+
+    /// How many were sent and are not marked.
+    pub fn unmarked_count(&self) -> u64 {
+        self.changed.iter().filter(|(_, state, _)| *state == "unmarked").count() as u64
+    }
+
     /// How many are not known.
     pub fn unclear(&self) -> u64 {
         self.changed.iter().filter(|(_, state, _)| *state == "unclear").count() as u64

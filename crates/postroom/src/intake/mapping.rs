@@ -136,9 +136,14 @@ impl Mapping {
             Some(_) => Err(format!("{name}: the column has no time")),
         };
         let visible_us = time("visible_at", self.visible_at.as_ref())?;
+        if visible_us.is_some_and(|us| us >= YEAR_10000_US) {
+            return Err("visible_at: a time that never comes".to_owned());
+        }
+        let occurred_us =
+            time("occurred_at", self.occurred_at.as_ref())?.filter(|us| (YEAR_1_US..YEAR_10000_US).contains(us));
         let delay = u64::try_from(visible_us.unwrap_or(now_us).saturating_sub(now_us)).unwrap_or_default();
         let message = Message {
-            id: id_of(table, &id),
+            id: id_of(table, &id, occurred_us),
             topic: must("topic", &self.topic)?,
             kind: must("type", &self.kind)?,
             key: not_empty("key", self.key.as_ref())?,
@@ -150,7 +155,7 @@ impl Mapping {
             aggregate_type: not_empty("aggregate_type", self.aggregate_type.as_ref())?,
             aggregate_id: not_empty("aggregate_id", self.aggregate_id.as_ref())?,
             aggregate_version,
-            occurred_at: time("occurred_at", self.occurred_at.as_ref())?.and_then(moment),
+            occurred_at: occurred_us.and_then(moment),
             delay: Duration::from_micros(delay),
         };
         crate::limits::check(&message).map_err(|error| error.to_string())?;
@@ -158,13 +163,21 @@ impl Mapping {
     }
 }
 
-/// A UUID as it is; everything else becomes one of its own kind (RFC 9562, version 8): the first bytes of SHA-256 over the table and the text.
-fn id_of(table: &TableName, text: &str) -> MessageId {
+/// No calendar of a store has a place for times before and from these.
+const YEAR_1_US: i64 = -62_135_596_800_000_000;
+const YEAR_10000_US: i64 = 253_402_300_800_000_000;
+
+/// A UUID as it is; everything else becomes one of its own kind (RFC 9562, version 8): the first bytes of SHA-256 over the table, the text, and the
+/// time, since a number may be used again for another row.
+fn id_of(table: &TableName, text: &str, occurred_us: Option<i64>) -> MessageId {
     if let Ok(id) = Uuid::parse_str(text.trim()) {
         return id.into();
     }
-    let digest =
-        Sha256::new().chain_update(table.name.as_bytes()).chain_update([0]).chain_update(text.as_bytes()).finalize();
+    let digest = Sha256::new().chain_update(table.name.as_bytes()).chain_update([0]).chain_update(text.as_bytes());
+    let digest = match occurred_us {
+        Some(us) => digest.chain_update([0]).chain_update(us.to_be_bytes()).finalize(),
+        None => digest.finalize(),
+    };
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&digest[..16]);
     uuid::Builder::from_custom_bytes(bytes).into_uuid().into()

@@ -19,7 +19,7 @@ use crate::store::Finding;
 
 pub use fate::{Marking, OnRoute, RowFate};
 pub use mapping::Mapping;
-pub use shape::{Column, Holds, Shape, rows_within};
+pub use shape::{Column, Holds, Shape, number_of, rows_within};
 pub use template::{InvalidTemplate, Template};
 
 /// One table whose rows are taken.
@@ -230,6 +230,8 @@ pub struct MarkedRows {
     pub dead: u64,
     /// Rows of which is not known whether their message was sent.
     pub unclear: u64,
+    /// Rows whose message was sent, and that refuse to be marked.
+    pub unmarked: u64,
     /// Where the next step goes on; none: that were all.
     pub next: Option<i64>,
     /// Another process is at it.
@@ -253,7 +255,9 @@ pub struct IntakeStatus {
     pub refused: i64,
     /// Rows of which is not known whether their message was sent.
     pub unclear: i64,
-    /// Some that are refused or unclear, the newest first.
+    /// Rows whose message was sent, and that refuse to be marked.
+    pub unmarked: i64,
+    /// Some that are refused, unclear or unmarked, the newest first.
     pub set_aside: Vec<SetAside>,
 }
 
@@ -262,7 +266,7 @@ pub struct IntakeStatus {
 pub struct SetAside {
     /// What identifies the row.
     pub row: String,
-    /// `refused` or `unclear`.
+    /// `refused`, `unclear` or `unmarked`.
     pub state: String,
     /// Id of its message, if it has one.
     pub id: Option<String>,
@@ -308,7 +312,7 @@ pub trait Intakes: Send + Sync {
     /// How it stands.
     async fn intake_status(&self, intake: &Intake) -> Result<IntakeStatus, StoreError>;
 
-    /// Lets rows that were set aside be taken again: this one, or all that were refused. Returns how many.
+    /// Lets rows that were set aside be taken again, or be marked again: this one, or all that were refused or are unmarked. Returns how many.
     async fn take_again(&self, intake: &Intake, row: Option<&str>, deed: &Deed) -> Result<u64, StoreError>;
 
     /// Tables of the database that have all of these columns.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Done, Intake, Row, Setting};
+use super::{Done, Intake, Literal, Row, Setting};
 
 /// What a column holds, as far as it matters how it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct Column {
     pub type_name: String,
     /// What it holds.
     pub holds: Holds,
+    /// Its values are compared and set as numbers; truths are 1 and 0.
+    pub is_number: bool,
     /// It is never null.
     pub not_null: bool,
     /// It is the primary key, alone.
@@ -131,6 +133,27 @@ impl Intake {
                 }
             }
         }
+        let literals = self.pending.iter().flat_map(|(name, values)| values.iter().map(move |value| (name, value)));
+        let literals = literals.filter_map(|(name, value)| match value {
+            Literal::Text(text) => Some(("pending", name, text)),
+            Literal::Null => None,
+        });
+        let all = [("taken", &self.taken), ("sent", sent), ("dead", &self.dead)];
+        let given = all
+            .into_iter()
+            .flat_map(|(place, settings)| settings.iter().map(move |(name, setting)| (place, name, setting)));
+        let given = given.filter_map(|(place, name, setting)| match setting {
+            Setting::Text(text) => Some((place, name, text)),
+            _ => None,
+        });
+        for (place, name, text) in literals.chain(given) {
+            if let Some(column) = shape.column(name).filter(|column| column.is_number && number_of(text).is_none()) {
+                wrong.push(format!(
+                    "{place}: column {name:?} has the type {}, and {text:?} is no number",
+                    column.type_name
+                ));
+            }
+        }
         row.filter(|_| wrong.is_empty()).ok_or(wrong)
     }
 
@@ -172,6 +195,20 @@ impl Intake {
         }
         (whole, held)
     }
+}
+
+/// A number as it is written in SQL; none: it is not one. Truths are 1 and 0.
+pub fn number_of(text: &str) -> Option<String> {
+    match text {
+        "true" => return Some("1".to_owned()),
+        "false" => return Some("0".to_owned()),
+        _ => {}
+    }
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    let (whole, part) = digits.split_once('.').unwrap_or((digits, "0"));
+    let all_digits =
+        |text: &str| !text.is_empty() && text.len() <= 40 && text.bytes().all(|byte| byte.is_ascii_digit());
+    (all_digits(whole) && all_digits(part)).then(|| text.to_owned())
 }
 
 /// How many of the next rows are read at once, by their sizes in bytes: one at least.
