@@ -7,6 +7,7 @@
 
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx", feature = "sqlx-08"))]
 mod inbox;
+#[cfg(feature = "tokio-postgres")]
 mod intake;
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx", feature = "sqlx-08"))]
 mod outbox;

@@ -9,6 +9,7 @@ mod connect;
 mod database;
 #[cfg(feature = "rusqlite")]
 mod inbox;
+#[cfg(feature = "rusqlite")]
 mod intake;
 #[cfg(feature = "rusqlite")]
 mod log;
