@@ -105,7 +105,15 @@ async fn an_older_file_keeps_every_message_its_order_and_the_next_seq() {
     let migrated = migrate(&mut connection).unwrap();
     assert_eq!(
         migrated.applied,
-        [(8, "operators"), (9, "sizes"), (10, "operations"), (11, "archive"), (12, "reconcile"), (13, "waits")]
+        [
+            (8, "operators"),
+            (9, "sizes"),
+            (10, "operations"),
+            (11, "archive"),
+            (12, "reconcile"),
+            (13, "waits"),
+            (14, "intake")
+        ]
     );
     connection.execute("insert into postroom_outbox (id, topic, type, payload) values ('0199c9a2-7d2e-7bd0-a8d2-0b6d9c1c9a04', 'orders', 'k', 'd')", []).unwrap();
     let seqs: Vec<i64> = connection

@@ -32,6 +32,7 @@ async fn migrating_again_changes_nothing() {
         "reconcile",
         "waits",
         "steps",
+        "intake",
     ];
     assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();

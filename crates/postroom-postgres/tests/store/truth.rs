@@ -97,6 +97,8 @@ async fn the_list_has_the_newest_messages_also_when_one_key_has_most_of_them_and
         (MessageFilter { key: Some("hot".to_owned()), ..MessageFilter::default() }, 25_060),
         (MessageFilter::default(), 25_611),
     ] {
+        // A lane with most of the rows makes pages no shorter.
+        let most = 25_611 / 5_000 + 4;
         let (mut found, mut pages, mut after) = (HashSet::new(), 0, None);
         loop {
             let page = store(&database).messages(&MessageFilter { after, ..filter.clone() }, 5_000).await.unwrap();
@@ -108,6 +110,6 @@ async fn the_list_has_the_newest_messages_also_when_one_key_has_most_of_them_and
             after = Some(next.parse().unwrap());
         }
         assert_eq!(found.len(), count, "{filter:?}");
-        assert!(pages > 2, "{pages}");
+        assert!((3..=most).contains(&pages), "{pages}");
     }
 }

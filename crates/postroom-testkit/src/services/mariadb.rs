@@ -114,6 +114,10 @@ impl MariaDbServer {
         ]);
         command.args(as_root()).arg(format!("--port={}", self.port));
         command.arg(format!("--datadir={}", self.data().display()));
+        // A server that starts deletes what others have in a common one.
+        let temporary = self.dir.join("tmp");
+        fs::create_dir_all(&temporary)?;
+        command.arg(format!("--tmpdir={}", temporary.display()));
         // A path of a socket has less than 108 bytes.
         command.arg(format!("--socket={}", env::temp_dir().join(format!("postroom-{}.sock", self.port)).display()));
         command.arg(format!("--pid-file={}", self.dir.join("pid").display()));

@@ -1,26 +1,35 @@
 -- A page of messages by filter, in the order of their seqs, the highest first: one row for each route that takes them, or one without a route if none
--- does. $1 route, $2 topic, $3 key, $4 place, $5 newer than and $6 older than so many seconds; null: any. $7 limit. $8 rows of each lane of
--- the outbox, and of the parked and dead messages of each route, are looked at, but not more than about $9 over all; where a key is
--- given, in its lane alone. The first row has no message, and the lowest seq to which everything was read; null: to the end. $10 seq,
--- $11 id and $12 route of the last entry of the page before; null: none.
+-- does. $1 route, $2 topic, $3 key, $4 place, $5 newer than and $6 older than so many seconds; null: any. $7 limit. Of the outbox, about $8 of
+-- the newest seqs are looked at, whatever lanes they are in, and where a key is given as many rows of its lane; as many rows of the parked and of the dead messages of
+-- each route, but not more than about $9 over all. The first row has no message, and the lowest seq to which everything was read; null: to the
+-- end. $10 seq, $11 id and $12 route of the last entry of the page before; null: none.
 with asked as (
     select r.name, r.topics, $9::bigint / greatest(count(*) over (), 1) as share
       from postroom.routes r where $1::text is null or r.name = $1
 ),
-lanes as (
-    select n::smallint as lane,
-           least($8::bigint, greatest($9 / count(*) over () / greatest((select count(*) from asked), 1), 64)) as share
+lanes as materialized (
+    select n::smallint as lane
       from postroom.settings s cross join generate_series(0, s.lanes - 1) n
      where ($3::text is null or n = abs(hashtextextended($3, 0) % s.lanes))
        and coalesce($4::text, 'waiting') in ('waiting', 'done', 'unrouted')
 ),
-looked as materialized (
-    select o.*, l.share
+-- The newest row not behind the place, and so many seqs from there on: a lane with most of the rows is read no less far than the others.
+span as materialized (
+    select max(t.seq) as upto,
+           case when $3 is null then max(t.seq) - least($8::bigint, greatest($9 / greatest((select count(*) from asked), 1), 1000))
+                else -9223372036854775808 end as above
       from lanes l
      cross join lateral (
+         select f.seq from postroom.outbox f where f.lane = l.lane and f.seq <= coalesce($10::bigint, 9223372036854775807)
+          order by f.seq desc limit 1) t
+),
+looked as materialized (
+    select o.*
+      from span w cross join lanes l
+     cross join lateral (
          select f.xid, f.seq, f.lane, f.occurred_at, f.id, f.topic, f.type, coalesce(f.key, f.aggregate_id) as key
-           from postroom.outbox f where f.lane = l.lane and f.seq <= coalesce($10::bigint, 9223372036854775807)
-          order by f.seq desc limit l.share) o
+           from postroom.outbox f where f.lane = l.lane and f.seq > w.above and f.seq <= w.upto
+          order by f.seq desc limit $8) o
 ),
 parked as materialized (
     select p.route as name, p.id, p.seq, p.state, p.topic, p.type, coalesce(p.key, p.aggregate_id) as key, p.attempts::bigint, p.occurred_at,
@@ -43,7 +52,12 @@ dead as materialized (
 -- Of what was read in part, below the highest of these seqs something may be left out.
 read as materialized (
     select max(c.seq) as to_seq
-      from (select min(seq) as seq from looked group by lane having count(*) >= min(share)
+      from (select w.above + 1 as seq from span w
+             where $3 is null
+               and exists (select from lanes l cross join lateral (
+                               select from postroom.outbox f where f.lane = l.lane and f.seq <= w.above limit 1) b)
+             union all
+            select min(seq) from looked having $3 is not null and count(*) >= $8
              union all
             select min(seq) from parked group by name having count(*) >= min(share)
              union all
