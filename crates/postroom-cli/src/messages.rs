@@ -51,7 +51,7 @@ struct ListArgs {
     /// Only those behind this place: the `next` of the page before
     #[arg(long, value_name = "PLACE", allow_hyphen_values = true)]
     after: Option<ListedAfter>,
-    /// Maximum number of messages
+    /// Maximum number of messages, 1 to 100000
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=100_000), value_name = "N")]
     limit: i64,
 }
@@ -85,7 +85,11 @@ pub async fn messages(args: MessagesArgs, json: bool) -> Result<(), Failure> {
 async fn list(args: ListArgs, json: bool) -> Result<(), Failure> {
     let ListArgs { store, route, topic, key, state, newer_than, older_than, after, limit } = args;
     let mut filter = MessageFilter { route, topic, key, place: state, newer_than, older_than, after };
+    if let Some(why) = filter.contradiction() {
+        return Err(Failure::new(exit::USAGE, format!("no message can match: {why}")));
+    }
     let store = store.open()?;
+    known_route(store.as_ref(), filter.route.as_deref()).await?;
     let (began, mut listed) = (Instant::now(), store.messages(&filter, limit).await?);
     while let Some(next) = listed.next.as_deref().filter(|_| began.elapsed() < SEARCH_MAX) {
         let missing = limit - listed.messages.len() as i64;
@@ -99,15 +103,15 @@ async fn list(args: ListArgs, json: bool) -> Result<(), Failure> {
         listed.messages.extend(page.messages);
         listed.next = page.next;
     }
-    if listed.messages.is_empty() {
-        known_route(store.as_ref(), filter.route.as_deref()).await?;
-    }
     if json {
         show!("{}", serde_json::json!(listed));
         return Ok(());
     }
     if listed.messages.is_empty() {
-        show!("no matching message");
+        match listed.next {
+            None => show!("no matching message"),
+            Some(_) => show!("no matching message so far"),
+        }
     } else {
         let mut table = Table::new(&["ID", "ROUTE", "STATE", "TOPIC", "TYPE", "KEY", ">AGE", ">ATTEMPTS"]);
         for message in &listed.messages {

@@ -57,6 +57,20 @@ pub struct MessageFilter {
     pub after: Option<ListedAfter>,
 }
 
+impl MessageFilter {
+    /// Why no message can fulfil these conditions, so that nobody searches everything for it; none: some may.
+    pub fn contradiction(&self) -> Option<&'static str> {
+        let (newer, older) = (self.newer_than, self.older_than);
+        if newer.zip(older).is_some_and(|(newer, older)| newer <= older) {
+            Some("no message is at the same time newer than the one age and older than the other")
+        } else if self.route.is_some() && self.place == Some(ListedPlace::Unrouted) {
+            Some("a message in the state unrouted is on no route")
+        } else {
+            None
+        }
+    }
+}
+
 /// Where a page ends and the next one begins; written as `SEQ`, `SEQ.ID` or `SEQ.ID.ROUTE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedAfter {
@@ -90,7 +104,7 @@ impl FromStr for ListedAfter {
     fn from_str(text: &str) -> Result<Self, String> {
         let parse = || {
             let mut parts = text.splitn(3, '.');
-            let seq = parts.next()?.parse().ok()?;
+            let seq = parts.next()?.parse().ok().filter(|seq| *seq > 0)?;
             let Some(id) = parts.next() else { return Some(Self { seq, entry: None }) };
             let digits = id.chars().filter(|c| *c != '-');
             let is_id = digits.clone().count() == 32 && digits.into_iter().all(|c| c.is_ascii_hexdigit());

@@ -180,6 +180,11 @@ async fn the_api_shows_and_does_what_its_description_and_a_token_allow() {
             ("operator", "POST", "/routes/orders/keys/a%00b/park", 400, "bad-path"),
             ("viewer", "GET", "/messages/%ff", 400, "bad-path"),
             ("viewer", "GET", "/messages?topic", 400, "bad-query"),
+            ("viewer", "GET", "/messages?key=%ff", 400, "bad-query"),
+            ("viewer", "GET", "/messages?after=0", 400, "bad-query"),
+            ("viewer", "GET", "/messages?newer_than_seconds=60&older_than_seconds=60", 400, "bad-query"),
+            ("viewer", "GET", "/messages?route=orders&state=unrouted", 400, "bad-query"),
+            ("viewer", "GET", "/messages?route=ordres", 404, "no-such-route"),
         ] {
             let answer = api.send(who, method, path, b"").await;
             assert_eq!((answer.status, answer.code().as_str()), (status, code), "{who} {method} {path}");

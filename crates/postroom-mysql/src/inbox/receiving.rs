@@ -32,7 +32,8 @@ async fn admit(tx: &mut Transaction<'_>, consumer: &str, ids: &[String]) -> Resu
     let mut sorted: Vec<&String> = ids.iter().collect();
     // In one order for all, so that none waits for another in a circle.
     sorted.sort_unstable();
-    let sql = "select straight_join i.message_id from json_table(:ids, '$[*]' columns (id char(36) character set ascii path '$')) n
+    let sql = "select straight_join i.message_id
+                 from (select id from json_table(:ids, '$[*]' columns (id char(36) character set ascii path '$')) j) n
                  join postroom_inbox i on i.consumer = :consumer and i.message_id = n.id order by n.id lock in share mode";
     let known: Vec<String> = tx.exec(sql, params! { "ids" => json(&sorted), "consumer" => consumer }).await?;
     let known: HashSet<String> = known.into_iter().collect();

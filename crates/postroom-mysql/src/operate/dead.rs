@@ -109,14 +109,15 @@ pub(crate) async fn act_on_dead(
 
 /// What relays record about these lanes comes wholly before this transaction, or wholly after it.
 pub(super) async fn lock_lanes(tx: &mut impl Queryable, route: &str, lanes: &BTreeSet<i64>) -> Result<(), Error> {
-    let sql = "select straight_join l.lane from json_table(?, '$[*]' columns (at_lane smallint path '$')) n
+    let sql = "select straight_join l.lane
+                 from (select at_lane from json_table(?, '$[*]' columns (at_lane smallint path '$')) j) n
                  join postroom_lanes l on l.route = ? and l.lane = n.at_lane order by l.lane for update";
     tx.exec::<i64, _, _>(sql, (json(lanes), route)).await.map(drop)
 }
 
-/// The list of (seq, id) that a statement is about.
-const PLACES: &str =
-    "json_table(:places, '$[*]' columns (at_seq bigint path '$[0]', at_id char(36) character set ascii path '$[1]')) n";
+/// The list of (seq, id) that a statement is about. MySQL locks no rows of a statement that has `json_table` itself in its `from`.
+const PLACES: &str = "(select at_seq, at_id from json_table(:places, '$[*]' columns (at_seq bigint path '$[0]', \
+                      at_id char(36) character set ascii path '$[1]')) j) n";
 
 /// Locks letters that a condition holds for; those that somebody else deletes or gives out meanwhile are not there.
 async fn locked(

@@ -15,7 +15,7 @@ use crate::operate::keys::ago;
 use crate::routes::{self, Named, takes};
 
 /// So many rows of the outbox are looked at for a page.
-const ROWS_MAX: i64 = 10_000;
+const ROWS_MAX: i64 = 5_000;
 
 /// Messages by filter, newest first.
 pub(crate) async fn messages(conn: &mut Conn, filter: &MessageFilter, limit: i64) -> Result<Listed, Failed> {
@@ -40,6 +40,7 @@ pub(crate) async fn messages(conn: &mut Conn, filter: &MessageFilter, limit: i64
         ("limit".to_owned(), limit.max(0).saturating_add(1).into()),
         ("read_to".to_owned(), read_to.unwrap_or(i64::MIN).into()),
         ("upto".to_owned(), upto.into()),
+        ("of_outbox".to_owned(), of_outbox.into()),
         ("is_first".to_owned(), after.is_none().into()),
         ("after_id".to_owned(), entry.map(|entry| entry.id.as_str()).into()),
         ("after_route".to_owned(), entry.map(|entry| entry.route.as_deref().unwrap_or_default()).into()),
@@ -54,7 +55,7 @@ pub(crate) async fn messages(conn: &mut Conn, filter: &MessageFilter, limit: i64
     let (by_route, by_any) = (by_route.join(" or "), by_any.join(" or "));
     let sql = format!(
         "with looked as (select seq, lane, place, id, topic, type, coalesce(`key`, aggregate_id) as ordering_key, occurred_at
-                           from postroom_outbox where seq between :read_to and :upto)
+                           from postroom_outbox where :of_outbox and seq between :read_to and :upto)
          select m.route, m.id, m.state, m.topic, m.type, m.ordering_key, m.attempts, m.seq,
                 timestampdiff(microsecond, m.occurred_at, utc_timestamp(6)) / 1e6 as age
            from (

@@ -31,9 +31,9 @@ pub(crate) async fn messages(connector: &Connector, filter: &MessageFilter, limi
     let after_route = entry.map(|entry| entry.route.as_deref().unwrap_or_default());
     // One more than asked for tells whether there are more.
     let more = limit.saturating_add(1);
-    // As many rows of each lane as could all be on the page; more, when too few of them match.
+    // As many rows as could all be on the page; more, when too few of them match.
     let (few, many) = (more.max(100), more.max(ROWS_MAX));
-    for share in [few, many] {
+    for share in [few, (few * 10).min(many), many] {
         let rows = tx
             .query(
                 include_str!("sql/messages.sql"),

@@ -156,5 +156,16 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
         relay(&mut because)?;
         Place::Waiting
     };
+    if let Some(copy) = row.try_get::<_, Option<String>>("copy")? {
+        because.push(
+            match copy.as_str() {
+                "dead" => {
+                    "a replay behind new messages sent it again, and that copy is dead: `postroom dead list` shows it"
+                }
+                _ => "a replay has put it behind new messages once more, and that copy has not been sent yet",
+            }
+            .to_owned(),
+        );
+    }
     Ok(Whereabouts { route, state, key, attempts, because, history })
 }

@@ -99,6 +99,26 @@ async fn reads_are_index_scans_whose_cost_does_not_grow_with_the_backlog() {
     // Reading the backlog would be tens of thousands. Each transaction of another test that is in progress at one of the two costs up to 16 or so.
     assert!(long < short * 3 / 2 + 1_000, "{long} buffers at a million, {short} at a thousand");
 
+    // A page of the list reads its share, and not a lane or the table, whatever is asked for.
+    client.batch_execute("reset enable_seqscan").await.unwrap();
+    let none: Option<&str> = None;
+    for (topic, key, place) in [
+        (none, none, none),
+        (Some("nothing"), none, none),
+        (none, Some("key-7"), none),
+        (none, Some("nobody's"), none),
+        (none, none, Some("dead")),
+        (none, none, Some("done")),
+    ] {
+        let (any_age, any_seq) = (None::<f64>, None::<i64>);
+        let parameters: [&(dyn ToSql + Sync); 12] =
+            [&none, &topic, &key, &place, &any_age, &any_age, &101_i64, &8_000_i64, &8_000_i64, &any_seq, &none, &none];
+        let page = buffers_of(&client, include_str!("../../src/operate/sql/messages.sql"), &parameters).await;
+        println!("buffers for a page, topic {topic:?}, key {key:?}, place {place:?}: {page}");
+        assert!(page < 6_000, "{page} buffers for topic {topic:?}, key {key:?}, place {place:?}");
+    }
+    client.batch_execute("set enable_seqscan = off").await.unwrap();
+
     // Late rows: transactions that were open when the snapshot was taken, with rows behind the position.
     let mut writers = Vec::new();
     for _ in 0..8 {

@@ -30,7 +30,7 @@ pub(crate) fn messages(connection: &Connection, filter: &MessageFilter, limit: i
     };
     let sql = format!(
         "with looked as (select seq, id, topic, type, coalesce(key, aggregate_id) as key, occurred_ms
-                           from postroom_outbox where seq between ?7 and ?8)
+                           from postroom_outbox where ?13 and seq between ?7 and ?8)
          select * from (
              select r.name as route, o.id, case when o.seq <= l.position_seq then 'done' else 'waiting' end as state,
                     o.topic, o.type, o.key, 0 as attempts, o.occurred_ms, o.seq
@@ -68,6 +68,7 @@ pub(crate) fn messages(connection: &Connection, filter: &MessageFilter, limit: i
         entry.map(|entry| entry.id.as_str()),
         entry.map(|entry| entry.route.as_deref().unwrap_or_default()),
         limit.saturating_add(1),
+        of_outbox,
     ];
     let clock: i64 = connection.query_row(&format!("select {NOW}"), [], |row| row.get(0)).map_err(failed)?;
     let read = |row: &Row<'_>| {

@@ -16,20 +16,20 @@ lanes as materialized (
 -- The newest row not behind the place, and so many seqs from there on: a lane with most of the rows is read no less far than the others.
 span as materialized (
     select max(t.seq) as upto,
-           case when $3 is null then max(t.seq) - least($8::bigint, greatest($9 / greatest((select count(*) from asked), 1), 1000))
-                else -9223372036854775808 end as above
+           max(t.seq) - least($8::bigint, greatest($9 / greatest((select count(*) from asked), 1), 1000)) as above
       from lanes l
      cross join lateral (
          select f.seq from postroom.outbox f where f.lane = l.lane and f.seq <= coalesce($10::bigint, 9223372036854775807)
           order by f.seq desc limit 1) t
 ),
 looked as materialized (
-    select o.*
+    select o.xid, o.seq, o.lane, o.occurred_at, o.id, o.topic, o.type, coalesce(o.key, o.aggregate_id) as key
       from span w cross join lanes l
      cross join lateral (
-         select f.xid, f.seq, f.lane, f.occurred_at, f.id, f.topic, f.type, coalesce(f.key, f.aggregate_id) as key
-           from postroom.outbox f where f.lane = l.lane and f.seq > w.above and f.seq <= w.upto
-          order by f.seq desc limit $8) o
+         select f.* from postroom.outbox f where $3 is null and f.lane = l.lane and f.seq > w.above and f.seq <= w.upto
+          union all
+         -- By itself and without a lower bound, so that the planner sees that the index already has this order.
+         (select f.* from postroom.outbox f where $3 is not null and f.lane = l.lane and f.seq <= w.upto order by f.seq desc limit $8)) o
 ),
 parked as materialized (
     select p.route as name, p.id, p.seq, p.state, p.topic, p.type, coalesce(p.key, p.aggregate_id) as key, p.attempts::bigint, p.occurred_at,

@@ -23,6 +23,9 @@ select r.name, f.key,
        (select h.id::text from postroom.parked h
          where h.route = r.name and h.ordering_key = f.key and h.state <> 'scheduled' and h.seq < f.seq
          order by h.seq limit 1) as behind,
+       coalesce((select c.state from postroom.parked c where c.route = r.name and c.seq >= 4611686018427387904 and c.seq <> f.seq and c.id = $1
+                  limit 1),
+                (select 'dead' from postroom.dead_letters c where c.route = r.name and c.id = $1 and c.seq <> f.seq limit 1)) as copy,
        d.attempts::bigint as dead_attempts, d.cause, d.error, extract(epoch from clock_timestamp() - d.died_at)::float8 as died_ago,
        d.history::text as dead_history,
        b.reason as blocked_because, extract(epoch from clock_timestamp() - b.blocked_at)::float8 as blocked_for,

@@ -10,6 +10,9 @@ use serde::de::DeserializeOwned;
 use super::problem::Problem;
 use crate::admin::tokens::Admitted;
 
+/// Ten years.
+pub(super) const SECONDS_MAX: i64 = 315_360_000;
+
 /// What a handler gets.
 pub(super) struct Call {
     pub who: Admitted,
@@ -51,9 +54,9 @@ impl Call {
 
     pub fn seconds(&self, name: &str) -> Result<Option<Duration>, Problem> {
         let Some(value) = self.query.get(name) else { return Ok(None) };
-        let wrong = || Problem::bad("bad-query", format!("{name} must be a number of seconds, at most 315360000"));
-        let seconds = value.parse().ok().filter(|seconds| *seconds <= 315_360_000).ok_or_else(wrong)?;
-        Ok(Some(Duration::from_secs(seconds)))
+        let wrong = || Problem::bad("bad-query", format!("{name} must be a number of seconds, at most {SECONDS_MAX}"));
+        let seconds = value.parse().ok().filter(|seconds| (0..=SECONDS_MAX).contains(seconds)).ok_or_else(wrong)?;
+        Ok(Some(Duration::from_secs(seconds.unsigned_abs())))
     }
 
     pub fn side(&self) -> Result<Side, Problem> {

@@ -2,9 +2,11 @@
 
 use axum::routing::MethodFilter;
 use futures_util::future::BoxFuture;
+use postroom::ListedPlace;
+use serde_json::{Value, json};
 
 use super::answer::Answer;
-use super::call::Call;
+use super::call::{Call, SECONDS_MAX};
 use super::problem::Problem;
 use super::{deeds, reads};
 use crate::admin::tokens::Role;
@@ -47,8 +49,7 @@ pub(super) struct Endpoint {
     /// The token must have the right to see payloads.
     pub payloads: bool,
     pub summary: &'static str,
-    /// Names and meanings.
-    pub query: &'static [(&'static str, &'static str)],
+    pub query: Vec<Parameter>,
     /// Name of the body's schema in `openapi.rs`.
     pub body: Option<&'static str>,
     /// Name of the answer's schema there.
@@ -56,9 +57,58 @@ pub(super) struct Endpoint {
     pub handler: Handler,
 }
 
-const LIMIT: (&str, &str) = ("limit", "maximum number, 1 to 1000; 100 unless given");
-const SIDE: (&str, &str) = ("side", "out (default): of relays; in: of consumers");
-const ROUTE: (&str, &str) = ("route", "only of this route; with side=in, of this consumer");
+/// One parameter of the query.
+pub(super) struct Parameter {
+    pub name: &'static str,
+    pub meaning: &'static str,
+    pub takes: Takes,
+}
+
+/// What a parameter can be.
+pub(super) enum Takes {
+    Text,
+    Id,
+    /// From the first to the second.
+    Number(i64, i64),
+    Words(fn() -> Vec<&'static str>),
+}
+
+impl Takes {
+    /// In JSON schema.
+    pub fn schema(&self) -> Value {
+        match self {
+            Self::Text => json!({ "type": "string", "minLength": 1 }),
+            Self::Id => json!({ "type": "string", "format": "uuid" }),
+            Self::Number(least, most) => json!({ "type": "integer", "minimum": least, "maximum": most }),
+            Self::Words(words) => json!({ "enum": words() }),
+        }
+    }
+}
+
+const fn text(name: &'static str, meaning: &'static str) -> Parameter {
+    Parameter { name, meaning, takes: Takes::Text }
+}
+
+const fn seconds(name: &'static str, meaning: &'static str) -> Parameter {
+    Parameter { name, meaning, takes: Takes::Number(0, SECONDS_MAX) }
+}
+
+const LIMIT: Parameter =
+    Parameter { name: "limit", meaning: "maximum number; 100 unless given", takes: Takes::Number(1, reads::LIMIT.1) };
+const SIDE: Parameter = Parameter {
+    name: "side",
+    meaning: "out (default): of relays; in: of consumers",
+    takes: Takes::Words(|| vec!["out", "in"]),
+};
+const ROUTE: Parameter = text("route", "only of this route; with side=in, of this consumer");
+const ID: Parameter = Parameter { name: "id", meaning: "only this message", takes: Takes::Id };
+const STATE: Parameter = Parameter {
+    name: "state",
+    meaning: "only in this state",
+    takes: Takes::Words(|| ListedPlace::ALL.iter().map(|place| place.as_str()).collect()),
+};
+const AFTER_SEQ: Parameter =
+    Parameter { name: "after_seq", meaning: "its seq", takes: Takes::Number(i64::MIN, i64::MAX) };
 
 /// All of them.
 pub(super) fn endpoints() -> Vec<Endpoint> {
@@ -85,7 +135,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
         role,
         payloads: false,
         summary,
-        query: &[],
+        query: Vec::new(),
         body: Some(body),
         answer,
         handler,
@@ -93,20 +143,26 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     use Method::{Delete, Patch, Post};
     use Role::{Admin, Operator};
     vec![
-        read("/status", "What waits, which relays run, which sinks are up", &[], "status", handler(reads::status)),
-        read("/sizes", "How large the tables are, and how fast they grow", &[], "sizes", handler(reads::sizes)),
-        read("/routes", "Routes that have run", &[], "routes-list", handler(reads::routes)),
+        read(
+            "/status",
+            "What waits, which relays run, which sinks are up",
+            Vec::new(),
+            "status",
+            handler(reads::status),
+        ),
+        read("/sizes", "How large the tables are, and how fast they grow", Vec::new(), "sizes", handler(reads::sizes)),
+        read("/routes", "Routes that have run", Vec::new(), "routes-list", handler(reads::routes)),
         read(
             "/messages",
-            "Messages by topic, key, state and age, newest first",
-            &[
-                ("route", "only of this route"),
-                ("topic", "only of this topic"),
-                ("key", "only with this key"),
-                ("state", "only in this state, such as waiting, retry, dead or unrouted"),
-                ("newer_than_seconds", "only written at most so long ago"),
-                ("older_than_seconds", "only written at least so long ago"),
-                ("after", "only behind this place: the `next` of the page before"),
+            "Messages by topic, key, state and age, newest first; a page with few messages, or none, is the last one only if it has no `next`",
+            vec![
+                text("route", "only of this route"),
+                text("topic", "only of this topic"),
+                text("key", "only with this key"),
+                STATE,
+                seconds("newer_than_seconds", "only written at most so long ago"),
+                seconds("older_than_seconds", "only written at least so long ago"),
+                text("after", "only behind this place: the `next` of the page before"),
                 LIMIT,
             ],
             "messages-list",
@@ -115,14 +171,14 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
         read(
             "/messages/{id}",
             "One message with its headers, without its payload",
-            &[],
+            Vec::new(),
             "message",
             handler(reads::message),
         ),
         read(
             "/messages/{id}/whereabouts",
             "Where a message is, and what it waits for",
-            &[],
+            Vec::new(),
             "why",
             handler(reads::whereabouts),
         ),
@@ -132,26 +188,26 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
             ..read(
                 "/messages/{id}/payload",
                 "The payload of one message, as bytes; leaves an audit row",
-                &[("reason", "why you look; recorded in the audit row")],
+                vec![text("reason", "why you look; recorded in the audit row")],
                 "payload",
                 handler(reads::payload),
             )
         },
-        read("/keys", "Keys that wait, longest first", &[SIDE, ROUTE, LIMIT], "keys-list", handler(reads::keys)),
+        read("/keys", "Keys that wait, longest first", vec![SIDE, ROUTE, LIMIT], "keys-list", handler(reads::keys)),
         read(
             "/dead",
             "Dead letters, oldest first",
-            &[
+            vec![
                 SIDE,
                 ROUTE,
-                ("id", "only this message"),
-                ("topic", "only of this topic"),
-                ("type", "only of this type"),
-                ("tenant", "only of this tenant"),
-                ("aggregate", "only of the aggregate with this id"),
-                ("error", "only whose error contains this"),
-                ("newer_than_seconds", "only that died at most so long ago"),
-                ("older_than_seconds", "only that died at least so long ago"),
+                ID,
+                text("topic", "only of this topic"),
+                text("type", "only of this type"),
+                text("tenant", "only of this tenant"),
+                text("aggregate", "only of the aggregate with this id"),
+                text("error", "only whose error contains this"),
+                seconds("newer_than_seconds", "only that died at most so long ago"),
+                seconds("older_than_seconds", "only that died at least so long ago"),
                 LIMIT,
             ],
             "dead-letters",
@@ -160,10 +216,10 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
         read(
             "/dead/headlines",
             "What dead letters died of, page by page, by route and seq",
-            &[
+            vec![
                 SIDE,
-                ("after_route", "the route (or consumer) of the last one of the page before"),
-                ("after_seq", "its seq"),
+                text("after_route", "the route (or consumer) of the last one of the page before"),
+                AFTER_SEQ,
                 LIMIT,
             ],
             "headlines",
@@ -172,28 +228,28 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
         read(
             "/operations",
             "Operations on many messages, newest first",
-            &[LIMIT],
+            vec![LIMIT],
             "operations-list",
             handler(reads::operations),
         ),
         read(
             "/operations/{id}",
             "One operation: its progress, and at its end its report",
-            &[],
+            Vec::new(),
             "operation",
             handler(reads::operation),
         ),
         read(
             "/operations/{id}/events",
             "The same each second as server-sent events, until it is over or waits for somebody",
-            &[],
+            Vec::new(),
             "events",
             handler(reads::events),
         ),
         read(
             "/reconciliations",
             "The newest result of each comparison of messages with effects",
-            &[("name", "only of this comparison")],
+            vec![text("name", "only of this comparison")],
             "reconcile",
             handler(reads::reconciliations),
         ),

@@ -159,10 +159,14 @@ fn known(endpoint: &Endpoint, query: &str) -> Result<BTreeMap<String, String>, P
             .0;
     let mut known = BTreeMap::new();
     for (name, value) in pairs {
-        if !endpoint.query.iter().any(|(parameter, _)| *parameter == name) {
-            let names: Vec<&str> = endpoint.query.iter().map(|(name, _)| *name).collect();
+        if !endpoint.query.iter().any(|parameter| parameter.name == name) {
+            let names: Vec<&str> = endpoint.query.iter().map(|parameter| parameter.name).collect();
             let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             return Err(Problem::bad("bad-query", format!("parameter {name:?} is not known; there are: {names}")));
+        }
+        // What is not UTF-8 was replaced by this, and would be looked for as such.
+        if value.contains(char::REPLACEMENT_CHARACTER) {
+            return Err(Problem::bad("bad-query", format!("parameter {name:?} is not UTF-8")));
         }
         if value.is_empty() || value.contains('\0') {
             return Err(Problem::bad("bad-query", format!("parameter {name:?} is empty, or contains NUL")));

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::endpoints::Endpoint;
+use super::endpoints::{Endpoint, Parameter};
 use crate::admin::tokens::Role;
 
 /// The schemas that commands have too.
@@ -125,7 +125,7 @@ pub(super) fn document(endpoints: &[Endpoint]) -> Value {
         };
         let parts = endpoint.path.split(['{', '}']).skip(1).step_by(2);
         let part = |name: &str| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } });
-        let parameter = |(name, meaning): &(&str, &str)| json!({ "name": name, "in": "query", "description": meaning, "schema": { "type": "string" } });
+        let parameter = |of: &Parameter| json!({ "name": of.name, "in": "query", "description": of.meaning, "schema": of.takes.schema() });
         let parameters: Vec<Value> = parts.map(part).chain(endpoint.query.iter().map(parameter)).collect();
         let role = match endpoint.role {
             Role::Viewer => "viewer",

@@ -16,7 +16,7 @@ use postroom::OperationId;
 
 type Result<T> = std::result::Result<T, Problem>;
 
-const LIMIT: (i64, i64) = (100, 1_000);
+pub(super) const LIMIT: (i64, i64) = (100, 1_000);
 /// Between two events of an operation.
 const EVENT_EVERY: Duration = Duration::from_secs(1);
 
@@ -53,6 +53,14 @@ pub(super) async fn messages(call: Call) -> Result<Answer> {
             }
         },
     };
+    if let Some(why) = filter.contradiction() {
+        return Err(Problem::bad("bad-query", format!("no message can match: {why}")));
+    }
+    if let Some(route) = &filter.route
+        && !call.store.routes().await?.iter().any(|known| known.route == *route)
+    {
+        return Err(Problem::missing("no-such-route", "no such route has run"));
+    }
     Ok(Answer::json(call.store.messages(&filter, call.number("limit", LIMIT.0, LIMIT.1)?).await?))
 }
 

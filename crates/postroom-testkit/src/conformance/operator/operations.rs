@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use postroom::{
     DeadDeed, DeadFilter, Grouping, NewOperation, OperationFilter, OperationId, OperationKind, OperationState, Outcome,
-    ReplayPlace, ShownOperation, Side, Source, Steer, Survey,
+    Place, ReplayPlace, ShownOperation, Side, Source, Steer, Survey,
 };
 
 use super::super::source::{claim_all, dead, drain, holding, ids, ids_of, message, retry, settle};
@@ -152,10 +152,17 @@ pub async fn what_is_replayed_behind_waits_for_what_waits<F: Operated>(store: F)
     // One that dies there stays dead, and what is written later has its place.
     begun(&store, &behind).await;
     stepped(&store).await;
+    let copy_is = async |what: &str| {
+        let places = store.operator().whereabouts(first[0].id).await.expect("whereabouts");
+        let told = places[0].because.iter().any(|line| line.contains("a replay") && line.contains(what));
+        assert!(places[0].state == Place::Acked && told, "{places:?}");
+    };
+    copy_is("has not been sent yet").await;
     store.make_due().await;
     let out = claim_all(&source).await;
     settle(&source, out.iter().map(|delivery| (delivery.token, dead(false)))).await;
     written(&source).await;
+    copy_is("is dead").await;
     source.release().await.expect("release");
     let source = holding(&store, "another").await;
     let later = [message("a"), message("a")];
