@@ -9,7 +9,7 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, TxOpts};
 use postroom::{BoxError, Outcome, Report as Said, Route, Settlement, Source, Want};
 use postroom_mysql::{MysqlSource, migrate, options_of};
-use postroom_testkit::services::MariaDbServer;
+use postroom_testkit::services::MysqlServer;
 use postroom_testkit::surroundings;
 use tokio::task::JoinSet;
 
@@ -68,7 +68,7 @@ impl Gate {
 /// Drains a backlog with four relays, each rival in turn.
 pub async fn four_relays(report: &mut Report, messages: usize, rounds: usize) -> Result<(), BoxError> {
     let dir = surroundings::scratch("bench-mariadb").join("server");
-    let server = tokio::task::spawn_blocking(move || MariaDbServer::start(&dir)).await??;
+    let server = tokio::task::spawn_blocking(move || MysqlServer::start(&dir)).await??;
     let mut figures: HashMap<&str, Vec<(String, Vec<f64>)>> = HashMap::new();
     for round in 0..rounds {
         for (place, (rival, name)) in Rival::ALL.into_iter().enumerate() {
@@ -117,7 +117,7 @@ pub async fn four_relays(report: &mut Report, messages: usize, rounds: usize) ->
     Ok(())
 }
 
-async fn database(server: &MariaDbServer, name: &str, rival: Rival, messages: usize) -> Result<Opts, BoxError> {
+async fn database(server: &MysqlServer, name: &str, rival: Rival, messages: usize) -> Result<Opts, BoxError> {
     let mut admin = Conn::new(options_of(&server.url("mysql"))?).await?;
     admin.query_drop(format!("create database {name}")).await?;
     let opts = options_of(&server.url(name))?;

@@ -6,6 +6,7 @@ mod chaos;
 mod examples;
 mod failure;
 mod held;
+mod mysql;
 mod newest_postgres;
 mod packages;
 mod patches;
@@ -32,9 +33,11 @@ use failure::Failure;
 const HELP: &str = "\
 cargo xtask <command>
 
-  test [--newest] [-- ARGS]         install what is missing, start a private PostgreSQL and RabbitMQ, run all tests;
+  test [--newest] [--mysql] [-- ARGS]
+                                    install what is missing, start a private PostgreSQL and RabbitMQ, run all tests;
                                     ARGS go to `cargo test`. --newest: on the newest PostgreSQL that can be installed;
-                                    without ARGS the tests of the PostgreSQL store are run on both
+                                    --mysql: on MySQL in place of MariaDB. Without ARGS the tests of the PostgreSQL
+                                    store are run on both PostgreSQLs, and those of the MariaDB store also on MySQL
   orders, checkout [-- ARGS]        run that example on a private PostgreSQL and RabbitMQ; ARGS go to it
   bench [-- ARGS]                   measure beside a bare client and the articles' algorithms; ARGS go to the benchmark
   sim [--seed N | --seeds FROM..TO] run the engine in its simulated world; one seed prints its last events

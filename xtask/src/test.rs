@@ -11,33 +11,59 @@ use crate::held::Held;
 use crate::services::{Scratch, Services};
 use crate::steps::step;
 use crate::workspace::Workspace;
-use crate::{newest_postgres, packages, seaweedfs};
+use crate::{mysql, newest_postgres, packages, seaweedfs};
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
-    let (newest, args) = match args.split_first() {
-        Some((first, rest)) if first == "--newest" => (true, rest),
-        _ => (false, args),
-    };
+    let on = args.iter().take_while(|arg| *arg == "--newest" || *arg == "--mysql").count();
+    let (on, args) = args.split_at(on);
+    let on = |server: &str| on.iter().any(|arg| arg == server);
     let extra = passed_on("test", args)?;
     let workspace = Workspace::find()?;
     let held = Held::until_interrupted()?;
     packages::ensure(&held)?;
-    if newest {
-        return run_on_newest(&workspace, &held, extra).map(exit_code);
+    if on("--newest") || on("--mysql") {
+        let mut environment = Vec::new();
+        if on("--newest") {
+            environment.extend(newest_postgres::environment(&newest_postgres::ensure(&workspace, &held)?)?);
+        }
+        if on("--mysql") {
+            let Some(root) = mysql::ensure(&workspace, &held)? else { return Ok(ExitCode::SUCCESS) };
+            environment.push((services::MYSQL_ROOT, root.into()));
+        }
+        return run_again(&held, environment, extra).map(exit_code);
     }
-    let tested = run_on_installed(&workspace, &held, extra)?;
-    if tested.success() && extra.is_empty() && !services::postgres_is_chosen() {
-        let store = ["-p", "postroom-postgres"].map(String::from);
-        return run_on_newest(&workspace, &held, &store).map(exit_code);
+    let mut tested = run_on_installed(&workspace, &held, extra)?;
+    if extra.is_empty() && !services::postgres_is_chosen() && !services::mysql_is_chosen() {
+        if tested.success() {
+            let programs = newest_postgres::ensure(&workspace, &held)?;
+            let store = ["-p", "postroom-postgres"].map(String::from);
+            tested = run_again(&held, newest_postgres::environment(&programs)?, &store)?;
+        }
+        if tested.success()
+            && let Some(root) = mysql::ensure(&workspace, &held)?
+        {
+            let store = [
+                "-p",
+                "postroom-mysql",
+                "-p",
+                "postroom-cli",
+                "--test",
+                "store",
+                "--test",
+                "mariadb",
+                "--test",
+                "intake",
+            ];
+            let environment = vec![(services::MYSQL_ROOT, root.into())];
+            tested = run_again(&held, environment, &store.map(String::from))?;
+        }
     }
     Ok(exit_code(tested))
 }
 
-/// This program once more, told where the newest PostgreSQL is.
-fn run_on_newest(workspace: &Workspace, held: &Held, extra: &[String]) -> Result<ExitStatus, Failure> {
-    let programs = newest_postgres::ensure(workspace, held)?;
-    let environment = newest_postgres::environment(&programs)?;
-    step("the tests on the newest PostgreSQL", || {
+/// This program once more, told where other servers are.
+fn run_again(held: &Held, environment: Vec<(&'static str, OsString)>, extra: &[String]) -> Result<ExitStatus, Failure> {
+    step("the tests on other servers", || {
         let mut again = Command::new(env::current_exe()?);
         again.args(["test", "--"]).args(extra).envs(environment);
         Ok(held.run(&mut again)?)

@@ -8,8 +8,9 @@ use serde::Serialize;
 use crate::StoreArgs;
 use crate::check::answered;
 use crate::config::{self, Config};
+use crate::doctor_tables;
 use crate::exit::{self, Failure};
-use crate::say::show;
+use crate::say::{printable, show};
 use crate::table::counted;
 
 /// The explanations, one section for each code.
@@ -59,6 +60,10 @@ pub async fn doctor(args: &DoctorArgs, json: bool) -> Result<(), Failure> {
     let capacity = config.as_ref().and_then(|config| config.capacity_bytes);
     found(part(), growth(&vitals, capacity, config.as_ref()));
     found(part(), archive(&store.archive_state().await?));
+    let taken = config.as_ref().map_or(&[][..], |config| &config.intakes);
+    for (table, diagnosis) in doctor_tables::diagnose(store.as_ref(), taken).await? {
+        found(format!("table {}", printable(&table)), diagnosis);
+    }
     if let Some(config) = &config {
         for (part, diagnosis) in of_brokers(config).await {
             found(part, diagnosis);
@@ -267,6 +272,7 @@ mod tests {
         let known: Vec<&str> = sections().map(|(code, _)| code).collect();
         let sources = [
             include_str!("doctor.rs"),
+            include_str!("doctor_tables.rs"),
             include_str!("../../postroom-postgres/src/operate/doctor.rs"),
             include_str!("../../postroom-mysql/src/operate/doctor.rs"),
             include_str!("../../postroom-sqlite/src/operate/doctor.rs"),

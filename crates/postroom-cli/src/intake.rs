@@ -2,12 +2,15 @@
 
 mod run;
 
+use std::time::Duration;
+
 use clap::{Args, Subcommand};
 use postroom::{IntakeStatus, Previewed, lasting};
 
 use crate::ConfigArgs;
 use crate::actor::DeedArgs;
 use crate::config::{self, Taken};
+use crate::dead::duration;
 use crate::exit::{self, Failure};
 use crate::presets::intakes_of;
 use crate::say::{say, show};
@@ -30,6 +33,8 @@ enum Verb {
     Preview(PreviewArgs),
     /// Let rows that were set aside be taken or marked again: all that were refused or are unmarked, or one by its key
     Again(AgainArgs),
+    /// Give rows back that a former relay has claimed and left behind when it died; stop it first, or choose an age that no claim reaches
+    Free(FreeArgs),
 }
 
 #[derive(Debug, Args)]
@@ -59,11 +64,28 @@ struct AgainArgs {
     deed: DeedArgs,
 }
 
+#[derive(Debug, Args)]
+struct FreeArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Name of the intake
+    name: String,
+    /// Only rows that were written, and due, at least this long ago, such as 1h
+    #[arg(long, value_parser = duration, value_name = "AGE")]
+    older_than: Duration,
+    #[command(flatten)]
+    deed: DeedArgs,
+}
+
+/// So many rows are given back in one transaction.
+const FREED_AT_ONCE: usize = 1_000;
+
 pub async fn intake(args: IntakeArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List(args) => list(&args, json).await,
         Verb::Preview(args) => preview(args, json).await,
         Verb::Again(args) => again(args, json).await,
+        Verb::Free(args) => free(args, json).await,
     }
 }
 
@@ -206,6 +228,39 @@ async fn again(args: AgainArgs, json: bool) -> Result<(), Failure> {
     match json {
         true => show!("{}", serde_json::json!({ "rows": rows })),
         false => show!("{rows} rows can be taken again"),
+    }
+    Ok(())
+}
+
+async fn free(args: FreeArgs, json: bool) -> Result<(), Failure> {
+    let config = config::load(&args.config.config)?;
+    let taken = named(&config, &args.name)?;
+    let Some(stuck) = &taken.stuck else {
+        let text = format!(
+            "intake {}: nothing says which rows are stuck; add stuck = {{ rows = {{ … }}, set = {{ … }} }} to its [[intake]]",
+            args.name
+        );
+        return Err(Failure::new(exit::CONFIG, text));
+    };
+    let deed = args.deed.deed()?;
+    let store = store::open(&config.store_url)?;
+    let intakes = intakes_of(store.as_ref())?;
+    let mut rows = 0;
+    loop {
+        match intakes.free_rows(&taken.intake, stuck, args.older_than, FREED_AT_ONCE, &deed).await {
+            Ok(0) => break,
+            Ok(freed) => rows += freed,
+            Err(error) => {
+                if rows > 0 {
+                    say!("postroom: {rows} rows were given back before this failed");
+                }
+                return Err(error.into());
+            }
+        }
+    }
+    match json {
+        true => show!("{}", serde_json::json!({ "rows": rows })),
+        false => show!("{rows} rows were given back"),
     }
     Ok(())
 }

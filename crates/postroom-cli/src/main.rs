@@ -11,6 +11,7 @@ mod dead;
 mod dead_groups;
 mod demo;
 mod doctor;
+mod doctor_tables;
 mod environment;
 mod exit;
 mod health;

@@ -1,16 +1,17 @@
 //! `postroom presets`: layouts of outbox tables that are known, as data, and which of them a database has.
 
 use clap::{Args, Subcommand};
-use postroom::{FoundTable, Intakes, Store, lasting};
+use postroom::{FoundTable, Intakes, Store, TableName, lasting};
 use toml::Table;
 
 use crate::StoreArgs;
-use crate::config;
+use crate::config::{self, Taken};
 use crate::exit::{self, Failure};
 use crate::say::{printable, show};
 use crate::table::counted;
 
 /// One layout.
+#[derive(Debug)]
 pub struct Preset {
     pub name: &'static str,
     text: &'static str,
@@ -51,8 +52,23 @@ pub struct About {
     pub limits: Vec<String>,
     /// A table with all of these columns is taken for one of this kind.
     pub columns: Vec<String>,
+    /// What its former relay, or nobody, does about rows.
+    #[serde(default)]
+    pub defects: Vec<Defect>,
     /// The part of the configuration.
     intake: Table,
+}
+
+/// Rows that show a defect of the system that the table is of.
+#[derive(Debug, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Defect {
+    /// What `postroom explain` knows it as.
+    pub code: String,
+    /// Columns and their values, as in `pending`.
+    pub rows: Table,
+    /// The statement that mends it; `{table}` is the table, and TIME for the reader to fill in.
+    pub mend: String,
 }
 
 impl Preset {
@@ -147,43 +163,60 @@ struct Detected {
     config: String,
 }
 
-async fn detect(store: &dyn Store, json: bool) -> Result<(), Failure> {
-    let intakes = intakes_of(store)?;
-    let mut detected: Vec<Detected> = Vec::new();
+/// A table that a preset fits.
+pub struct Fitting {
+    pub preset: &'static Preset,
+    pub about: About,
+    pub table: TableName,
+    /// A section for the configuration, and what it says.
+    pub config: String,
+    pub taken: Taken,
+}
+
+/// Every table of the database that a preset fits, with the preset that fits best; changes nothing.
+pub async fn fitting(intakes: &dyn Intakes) -> Result<Vec<Fitting>, Failure> {
+    let mut found: Vec<Fitting> = Vec::new();
     // The preset that asks for most columns says most about a table.
     let mut presets = PRESETS.iter().map(|preset| Ok((preset, of(preset)?))).collect::<Result<Vec<_>, Failure>>()?;
     presets.sort_by_key(|(_, about)| std::cmp::Reverse(about.columns.len()));
     for (preset, about) in presets {
         for FoundTable { table, .. } in intakes.tables_with(&about.columns).await? {
-            let table = table.to_string();
-            if detected.iter().any(|other| other.table == table) {
+            if found.iter().any(|other| other.table == table) {
                 continue;
             }
-            let name = table.rsplit('.').next().unwrap_or(&table).to_owned();
             let text = |text: &str| serde_json::Value::from(text).to_string();
             let config = format!(
                 "[[intake]]\nname = {}\npreset = \"{}\"\ntable = {}\nmode = \"shadow\"",
-                text(&name),
+                text(&table.name),
                 preset.name,
-                text(&table)
+                text(&table.to_string())
             );
-            let read = config::intake_of(&config).map_err(|error| Failure::new(exit::FAILURE, error))?;
-            let (status, problem) = match intakes.intake_status(&read.intake).await {
-                Ok(status) => (Some(status), None),
-                Err(error) => (None, Some(Failure::of(exit::FAILURE, &error).text)),
-            };
-            detected.push(Detected {
-                table,
-                preset: preset.name,
-                about: about.about.clone(),
-                limits: about.limits.clone(),
-                pending: status.as_ref().map(|status| status.pending),
-                pending_is_bound: status.as_ref().is_some_and(|status| status.pending_is_bound),
-                oldest_seconds: status.as_ref().and_then(|status| status.oldest_seconds),
-                problem,
-                config,
-            });
+            let taken = config::intake_of(&config).map_err(|error| Failure::new(exit::FAILURE, error))?;
+            found.push(Fitting { preset, about: of(preset)?, table, config, taken });
         }
+    }
+    Ok(found)
+}
+
+async fn detect(store: &dyn Store, json: bool) -> Result<(), Failure> {
+    let intakes = intakes_of(store)?;
+    let mut detected: Vec<Detected> = Vec::new();
+    for Fitting { preset, about, table, config, taken } in fitting(intakes).await? {
+        let (status, problem) = match intakes.intake_status(&taken.intake).await {
+            Ok(status) => (Some(status), None),
+            Err(error) => (None, Some(Failure::of(exit::FAILURE, &error).text)),
+        };
+        detected.push(Detected {
+            table: table.to_string(),
+            preset: preset.name,
+            about: about.about,
+            limits: about.limits,
+            pending: status.as_ref().map(|status| status.pending),
+            pending_is_bound: status.as_ref().is_some_and(|status| status.pending_is_bound),
+            oldest_seconds: status.as_ref().and_then(|status| status.oldest_seconds),
+            problem,
+            config,
+        });
     }
     if json {
         show!("{}", serde_json::json!({ "tables": detected }));

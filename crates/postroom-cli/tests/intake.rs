@@ -17,7 +17,7 @@ use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::{Committed, History, judge};
 use postroom_testkit::postgres::Database;
 use postroom_testkit::rabbitmq::AuditQueue;
-use postroom_testkit::services::MariaDbServer;
+use postroom_testkit::services::MysqlServer;
 use postroom_testkit::surroundings;
 
 const KEYS: u64 = 200;
@@ -268,7 +268,7 @@ async fn write_tasks_on(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_on_mariadb_are_sent_in_order_and_marked_whoever_dies() {
     let dir = surroundings::scratch("intake-mariadb");
-    let mut server = MariaDbServer::start(&dir.join("server")).unwrap();
+    let mut server = MysqlServer::start(&dir.join("server")).unwrap();
     let mut admin = Conn::new(postroom_mysql::options_of(&server.url("mysql")).unwrap()).await.unwrap();
     admin.query_drop("create database shop").await.unwrap();
     let (url, rabbit) = (server.url("shop"), surroundings::rabbitmq_url());

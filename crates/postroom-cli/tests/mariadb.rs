@@ -20,7 +20,7 @@ use postroom_mysql::{Database, options_of};
 use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::{Committed, History, judge};
 use postroom_testkit::rabbitmq::{AuditQueue, QueueKind};
-use postroom_testkit::services::MariaDbServer;
+use postroom_testkit::services::MysqlServer;
 use postroom_testkit::surroundings;
 
 const KEYS: u64 = 200;
@@ -130,7 +130,7 @@ impl Drop for Relay {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deaths_of_relays_and_of_the_server_lose_and_reorder_nothing() {
     let dir = surroundings::scratch("mariadb-relays");
-    let mut server = MariaDbServer::start(&dir.join("server")).unwrap();
+    let mut server = MysqlServer::start(&dir.join("server")).unwrap();
     let mut admin = Conn::new(options_of(&server.url("mysql")).unwrap()).await.unwrap();
     admin.query_drop("create database shop").await.unwrap();
     let (url, rabbit) = (server.url("shop"), surroundings::rabbitmq_url());

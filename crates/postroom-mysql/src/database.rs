@@ -11,8 +11,9 @@ use postroom::{
     Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, NewOperation,
     OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable, Reconciled, Removed, Restored,
     Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper, ShownOperation, ShownRoute, Side,
-    Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Survey, Sweep, Tally, TookIn,
-    TopicFilter, Turn, Unhandled, UnroutedTopic, Unwritten, Vitals, WaitingKey, Whereabouts, redact_url,
+    Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Stuck, Survey, Sweep, TableIndex,
+    TableName, Tally, TookIn, TopicFilter, Turn, Unhandled, UnroutedTopic, Unwritten, Vitals, WaitingKey, Whereabouts,
+    redact_url,
 };
 
 use crate::connect::options_of;
@@ -267,6 +268,26 @@ impl Intakes for Database {
     async fn take_again(&self, of: &Intake, row: Option<&str>, deed: &Deed) -> Result<u64, StoreError> {
         let work = async |conn: &mut Conn| intake::again(conn, of, row, deed).await;
         self.desk.call("let rows be taken again; nothing was changed", work).await
+    }
+
+    async fn indexes_of(&self, table: &TableName) -> Result<Vec<TableIndex>, StoreError> {
+        self.desk.call("look at a table's indexes", async |conn: &mut Conn| intake::indexes(conn, table).await).await
+    }
+
+    async fn senders_to(&self, table: &TableName) -> Result<Vec<String>, StoreError> {
+        self.desk.call("look at sessions", async |conn: &mut Conn| intake::senders(conn, table).await).await
+    }
+
+    async fn free_rows(
+        &self,
+        of: &Intake,
+        stuck: &Stuck,
+        age: Duration,
+        max: usize,
+        deed: &Deed,
+    ) -> Result<u64, StoreError> {
+        let work = async |conn: &mut Conn| intake::free(conn, of, stuck, age, max, deed).await;
+        self.desk.call("give back rows that are stuck; nothing was changed", work).await
     }
 
     async fn tables_with(&self, columns: &[String]) -> Result<Vec<FoundTable>, StoreError> {

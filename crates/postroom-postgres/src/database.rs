@@ -11,8 +11,8 @@ use postroom::{
     Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, NewOperation,
     OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable, Reconciled, Removed, Restored,
     Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper, ShownOperation, ShownRoute, Side,
-    Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Survey, Sweep, Tally, TookIn,
-    TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Wake, Whereabouts,
+    Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Stuck, Survey, Sweep, TableIndex,
+    TableName, Tally, TookIn, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Wake, Whereabouts,
 };
 
 use crate::Postgres;
@@ -330,6 +330,26 @@ impl Intakes for Database {
 
     async fn take_again(&self, of: &Intake, row: Option<&str>, deed: &Deed) -> Result<u64, StoreError> {
         within(&self.connector, "let rows be taken again", intake::again(&self.connector, of, row, deed)).await
+    }
+
+    async fn indexes_of(&self, table: &TableName) -> Result<Vec<TableIndex>, StoreError> {
+        within(&self.connector, "look at a table's indexes", intake::indexes(&self.connector, table)).await
+    }
+
+    async fn senders_to(&self, table: &TableName) -> Result<Vec<String>, StoreError> {
+        within(&self.connector, "look at sessions", intake::senders(&self.connector, table)).await
+    }
+
+    async fn free_rows(
+        &self,
+        of: &Intake,
+        stuck: &Stuck,
+        age: Duration,
+        max: usize,
+        deed: &Deed,
+    ) -> Result<u64, StoreError> {
+        let work = intake::free(&self.connector, of, stuck, age, max, deed);
+        within(&self.connector, "give back rows that are stuck", work).await
     }
 
     async fn tables_with(&self, columns: &[String]) -> Result<Vec<FoundTable>, StoreError> {

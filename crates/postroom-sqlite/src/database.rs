@@ -11,8 +11,9 @@ use postroom::{
     Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, NewOperation,
     OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable, Reconciled, Removed, Restored,
     Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper, ShownOperation, ShownRoute, Side,
-    Source, Span, StartAt, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Survey, Sweep, Tally, TookIn,
-    TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Whereabouts, redact_url,
+    Source, Span, StartAt, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Stuck, Survey, Sweep,
+    TableIndex, TableName, Tally, TookIn, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Whereabouts,
+    redact_url,
 };
 use rusqlite::Connection;
 
@@ -288,6 +289,29 @@ impl Intakes for Database {
         let (of, row, deed) = (of.clone(), row.map(str::to_owned), deed.clone());
         let work = move |connection: &mut Connection| intake::again(connection, &of, row.as_deref(), &deed);
         self.on_thread("let rows be taken again", work).await
+    }
+
+    async fn indexes_of(&self, table: &TableName) -> Result<Vec<TableIndex>, StoreError> {
+        let table = table.clone();
+        self.on_thread("look at a table's indexes", move |connection| intake::indexes(connection, &table)).await
+    }
+
+    async fn senders_to(&self, _table: &TableName) -> Result<Vec<String>, StoreError> {
+        // A file tells of nobody who has it open.
+        Ok(Vec::new())
+    }
+
+    async fn free_rows(
+        &self,
+        of: &Intake,
+        stuck: &Stuck,
+        age: Duration,
+        max: usize,
+        deed: &Deed,
+    ) -> Result<u64, StoreError> {
+        let (of, stuck, deed) = (of.clone(), stuck.clone(), deed.clone());
+        let work = move |connection: &mut Connection| intake::free(connection, &of, &stuck, age, max, &deed);
+        self.on_thread("give back rows that are stuck", work).await
     }
 
     async fn tables_with(&self, columns: &[String]) -> Result<Vec<FoundTable>, StoreError> {

@@ -68,7 +68,7 @@ pub use inbox::{Admission, Consumer, Inbox, InvalidConsumer, OnceError};
 pub use intake::{
     Cell, Column as IntakeColumn, Done, DoneWhen, FoundTable, Holds, Intake, IntakeStatus, Intakes, InvalidTemplate,
     Literal, Mapping, MarkedRows, Marking, OnRoute, Previewed, Row as IntakeRow, RowFate, SetAside, Setting, Shape,
-    TableName, Template, TookIn, number_of, rows_within,
+    Stuck, TableIndex, TableName, Template, TookIn, number_of, rows_within,
 };
 pub use keeper::{Keeper, Kept, SessionKeeper};
 pub use keys::{KeyDeed, Place, WaitingKey, WaitsFor, Whereabouts};

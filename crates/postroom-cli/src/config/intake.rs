@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use postroom::{Done, DoneWhen, Intake, Literal, Mapping, Setting, TableName, Template};
+use postroom::{Done, DoneWhen, Intake, Literal, Mapping, Setting, Stuck, TableName, Template};
 use toml::{Table, Value};
 
 use super::values::{did_you_mean, duration, known, nearest, one_of, plain, section, text};
-use crate::presets::{PRESETS, preset};
+use crate::presets::{PRESETS, Preset, preset};
 
 const KEYS: &[&str] = &[
-    "name", "preset", "table", "row", "order", "pending", "taken", "sent", "dead", "done", "mode", "every", "message",
+    "name", "preset", "table", "row", "order", "pending", "taken", "sent", "dead", "stuck", "done", "mode", "every",
+    "message",
 ];
 const FIELDS: &[&str] = &[
     "id",
@@ -52,6 +53,10 @@ impl Mode {
 #[derive(Debug, Clone)]
 pub struct Taken {
     pub intake: Intake,
+    /// The preset that it began with.
+    pub preset: Option<&'static Preset>,
+    /// Rows that a former relay may have left behind.
+    pub stuck: Option<Stuck>,
     pub mode: Mode,
     /// How often it is looked at while there is nothing.
     pub every: Duration,
@@ -77,12 +82,14 @@ pub(super) fn read(value: &Value) -> Result<Vec<Taken>, String> {
 fn one(given: &Table, at: &str) -> Result<Taken, String> {
     known(given, KEYS, at)?;
     let mut table = given.clone();
+    let mut began_with = None;
     if let Some(name) = text(given, "preset", at)? {
         let names: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
         let preset = preset(&name).ok_or_else(|| {
             let hint = nearest(&name, &names).map_or_else(|| one_of(&names), did_you_mean);
             format!("{at}preset {name:?} is not known; {hint}")
         })?;
+        began_with = Some(preset);
         table = preset.intake().map_err(|error| format!("{at}preset: {error}"))?;
         for (key, value) in given {
             match (table.get_mut(key), value) {
@@ -127,11 +134,11 @@ fn one(given: &Table, at: &str) -> Result<Taken, String> {
     };
     let pending = match section(&table, "pending")? {
         None => Vec::new(),
-        Some(columns) => columns
-            .iter()
-            .map(|(column, value)| Ok((column.clone(), literals(value, &format!("{at}pending.{column}"))?)))
-            .collect::<Result<_, String>>()?,
+        Some(columns) => conditions(columns, &format!("{at}pending."))?,
     };
+    if pending.iter().any(|(_, values)| values.contains(&Literal::NotNull)) {
+        return Err(format!("{at}pending: $any is not known here; name the values that a row has which is to be sent"));
+    }
     if pending.is_empty() && sent != Done::Delete {
         return Err(format!(
             "{at}pending is missing: a row that is not deleted would be taken for ever; name the columns and values that a row has which is to be sent"
@@ -178,13 +185,34 @@ fn one(given: &Table, at: &str) -> Result<Taken, String> {
     let dead = settings(&table, "dead", at)?;
     let intake =
         Intake { name, table: of, row: text(&table, "row", at)?, order, pending, taken, sent, dead, done, message };
-    Ok(Taken { intake, mode, every })
+    let stuck = match section(&table, "stuck")? {
+        None => None,
+        Some(table) => {
+            let at = format!("{at}stuck.");
+            known(table, &["rows", "set"], &at)?;
+            let rows = section(table, "rows")?.map(|columns| conditions(columns, &format!("{at}rows."))).transpose()?;
+            let (rows, set) = (rows.unwrap_or_default(), settings(table, "set", &at)?);
+            if rows.is_empty() || set.is_empty() {
+                return Err(format!(
+                    "{at}rows and {at}set are given together: which rows are stuck, and what frees them"
+                ));
+            }
+            Some(Stuck { rows, set })
+        }
+    };
+    Ok(Taken { intake, preset: began_with, stuck, mode, every })
+}
+
+/// Columns and their values, or lists of them.
+pub fn conditions(columns: &Table, at: &str) -> Result<Vec<(String, Vec<Literal>)>, String> {
+    columns.iter().map(|(column, value)| Ok((column.clone(), literals(value, &format!("{at}{column}"))?))).collect()
 }
 
 /// A value or a list of them.
 fn literals(value: &Value, at: &str) -> Result<Vec<Literal>, String> {
     let literal = |value: &Value| match word_of(value) {
         Some(word) if word == "$null" => Ok(Literal::Null),
+        Some(word) if word == "$any" => Ok(Literal::NotNull),
         Some(word) if word.starts_with('$') && !word.starts_with("$$") => {
             Err(format!("{at}: {word} is not known here; use \"$null\", or a value"))
         }
@@ -306,7 +334,8 @@ mod tests {
 
     #[test]
     fn an_intake_is_read() {
-        let Taken { intake, mode, every } = parse(GOOD).unwrap();
+        let Taken { intake, mode, every, stuck, .. } = parse(GOOD).unwrap();
+        assert_eq!(stuck, None);
         assert_eq!((intake.table.to_string().as_str(), mode), ("shop.outbox", Mode::Active));
         assert_eq!(every, Duration::from_millis(200));
         let text = |text: &str| Literal::Text(text.to_owned());
@@ -332,6 +361,8 @@ mod tests {
             ("topic = \"orders\"", "", "message.topic is missing"),
             ("topic = \"orders\"", "topic = \"orders\"\noccurred_at = \"at ${x}\"", "must be one column"),
             ("topic = \"orders\"", "topics = \"orders\"", "did you mean \"topic\"?"),
+            ("locked_by = \"$null\"", "locked_by = \"$any\"", "$any is not known here"),
+            ("name = \"shop\"", "name = \"shop\"\nstuck = { rows = { status = 9 } }", "given together"),
         ] {
             let text = GOOD.replace(from, to);
             assert_ne!(text, GOOD, "{from}");
@@ -350,6 +381,11 @@ mod tests {
             assert!(!about.limits.is_empty(), "{}", preset.name);
             let known = |name: &String| about.columns.contains(name);
             assert!(intake.message.columns().iter().all(|name| known(name) || name == "tenant_id"), "{}", preset.name);
+            for defect in about.defects {
+                assert!(defect.rows.keys().all(known), "{}", preset.name);
+                conditions(&defect.rows, "").unwrap();
+                assert!(defect.mend.contains("{table}"), "{}", preset.name);
+            }
         }
     }
 }

@@ -22,7 +22,7 @@ mod retention;
 mod values;
 
 pub use admin::{Admin, listens_on};
-pub use intake::{Mode, Taken};
+pub use intake::{Mode, Taken, conditions};
 pub use reconcile::{Reconcile, ReconciledConsumer};
 pub use values::parse_duration;
 use values::{did_you_mean, duration, known, nearest, number, one_of, patterns, plain, section, text, truth};

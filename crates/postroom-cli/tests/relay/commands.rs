@@ -29,13 +29,14 @@ fn schema_of(arguments: &[&str]) -> Option<&'static str> {
     let has = |argument: &str| arguments.contains(&argument);
     let of = |command: &str, verbs: &[&str]| has(command) && verbs.iter().any(|verb| has(verb));
     let act_on_many = has("--group") || has("--canary") || has("--rate") || has("--wait");
-    let known: [(bool, &str); 43] = [
+    let known: [(bool, &str); 44] = [
         (of("reconcile", &["run", "report"]), "reconcile"),
         (of("reconcile", &["show"]), "reconcile-show"),
         (of("reconcile", &["changes"]), "reconcile-changes"),
         (of("intake", &["list"]), "intake-list"),
         (of("intake", &["preview"]), "intake-preview"),
         (of("intake", &["again"]), "intake-again"),
+        (of("intake", &["free"]), "intake-free"),
         (of("presets", &["list"]), "presets-list"),
         (of("presets", &["show"]), "presets-show"),
         (of("presets", &["detect"]), "presets-detect"),

@@ -125,3 +125,94 @@ async fn presets_are_listed_and_shown_with_their_limits() {
     let unknown = postroom(&["presets", "show", "nobody"]);
     assert_eq!(unknown.status.code(), Some(2));
 }
+
+/// The tables of the first and the fourth article as their relays leave them behind.
+#[tokio::test]
+async fn the_doctor_finds_what_former_relays_have_done_to_tables_and_says_what_mends_it() {
+    let (_database, stores) = stores().await;
+    for store in &stores {
+        let codes = |told: &Value| -> Vec<(String, String, String)> {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let examined = told["examined"].as_array().unwrap().iter();
+            let tables = examined.filter(|one| text(&one["part"]).starts_with("table "));
+            tables.map(|one| (text(&one["code"]), text(&one["severity"]), text(&one["advice"]))).collect()
+        };
+        let doctor = || json(&postroom(&["doctor", "--store", store, "--json"]));
+        assert!(codes(&doctor()).is_empty(), "no table is there");
+        let is_postgres = !store.starts_with("sqlite:");
+        let first = TABLE.split(';').next().unwrap();
+        execute(store, first).await;
+        // SQLite's indexes include nothing; a column of the index is the same to it.
+        let index = if is_postgres { "(occurred_on_utc) include (content)" } else { "(occurred_on_utc, content)" };
+        execute(store, &format!("create index covering on outbox_messages {index}")).await;
+        for n in 0..3 {
+            execute(store, &row(n, "{}").replace("'orders'", "'Shop.Orders.OrderPlaced, Shop, Version=1.0.0.0'")).await;
+        }
+        execute(store, "update outbox_messages set processed_on_utc = occurred_on_utc, error = 'connection refused' where id like '%0000'").await;
+        let found = codes(&doctor());
+        let of =
+            |code: &str| found.iter().find(|(found, ..)| found == code).unwrap_or_else(|| panic!("{code}: {found:?}"));
+        assert_eq!(of("rows-marked-unsent").1, "danger");
+        assert_eq!(of("payload-in-index").1, "danger");
+        assert_eq!(of("rows-without-index").1, "warning");
+        assert_eq!(of("type-names").1, "note");
+        // What it says mends it.
+        for (_, _, advice) in &found {
+            if ["update", "create index"].iter().any(|word| advice.starts_with(word)) {
+                let named = advice.replace("create index on", "create index pending on");
+                execute(store, &named).await;
+            }
+        }
+        execute(store, "drop index covering").await;
+        let found = codes(&doctor());
+        let bad: Vec<_> =
+            found.iter().filter(|(_, severity, _)| !["fine", "note"].contains(&severity.as_str())).collect();
+        assert!(bad.is_empty(), "{bad:?}");
+        assert_eq!(rows_with(store, "processed_on_utc is null").await, 3, "it is sent now");
+
+        // Rows at 9, and rows that eight attempts within 16 minutes were not enough for.
+        execute(store, "drop table outbox_messages").await;
+        let (id, time, json_type) =
+            if is_postgres { ("uuid", "timestamptz", "jsonb") } else { ("text", "datetime", "text") };
+        let fourth = format!(
+            "create table outbox_messages (id {id} primary key, aggregate_id text not null, aggregate_type text not null, aggregate_version int not null,
+                 type text not null, payload {json_type} not null, headers {json_type}, tenant_id text, occurred_at {time} not null, visible_at {time} not null,
+                 attempts int not null default 0, status smallint not null default 0, last_error text, routing_key text, partition_key text)"
+        );
+        execute(store, &fourth).await;
+        execute(store, "create index ready on outbox_messages (status, visible_at)").await;
+        for (n, status, year) in [(1, 9, 2001), (2, 9, 2999), (3, 3, 2001), (4, 0, 2001)] {
+            let sql = format!(
+                "insert into outbox_messages (id, aggregate_id, aggregate_type, aggregate_version, type, payload, occurred_at, visible_at, status)
+                 values ('01890a5d-ac96-774b-bcce-b302099a000{n}', 'o-{n}', 'orders', 1, 'placed', '{{}}', '{year}-01-01 00:00:00', '{year}-01-01 00:00:00', {status})"
+            );
+            execute(store, &sql).await;
+        }
+        let found = codes(&doctor());
+        let of =
+            |code: &str| found.iter().find(|(found, ..)| found == code).unwrap_or_else(|| panic!("{code}: {found:?}"));
+        assert_eq!(of("rows-given-up").1, "warning");
+        let (_, severity, advice) = of("rows-stuck");
+        assert_eq!(
+            (severity.as_str(), advice.starts_with("postroom intake free outbox_messages --older-than 1h")),
+            ("danger", true),
+            "{advice}"
+        );
+        let dir = surroundings::scratch("stuck");
+        let file = dir.join("postroom.toml");
+        let text_of = format!(
+            "[store]\nurl = {store:?}\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"file\"\npath = {:?}\n\
+             [[intake]]\nname = \"outbox_messages\"\npreset = \"status-codes\"\nmode = \"shadow\"\n",
+            dir.join("out.jsonl")
+        );
+        std::fs::write(&file, text_of).unwrap();
+        let file = file.to_str().unwrap();
+        let free =
+            ["intake", "free", "outbox_messages", "--older-than", "1h", "--config", file, "--reason", "its relay died"];
+        assert!(text(&postroom(&free).stdout).contains("1 rows were given back"));
+        let again = json(&postroom(&[free.as_slice(), &["--json"]].concat()));
+        assert_eq!(again["rows"], 0);
+        assert_eq!(rows_with(store, "status = 9").await, 1, "the one that is not due");
+        execute(store, "drop table outbox_messages").await;
+    }
+}

@@ -2,6 +2,7 @@
 //! the lock of the intake's own row, so that one process at a time takes and rows enter the outbox in their order.
 
 mod fates;
+mod former;
 mod table;
 
 use std::collections::{HashMap, HashSet};
@@ -9,8 +10,8 @@ use std::collections::{HashMap, HashSet};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Params, Row, Transaction, Value};
 use postroom::{
-    Deed, Done, DoneWhen, EnqueueError, Finding, FoundTable, Intake, IntakeRow, IntakeStatus, Literal, MarkedRows,
-    Marking, Message, Outbox, Previewed, SetAside, Setting, StoreError, TableName, TookIn, crash_point, rows_within,
+    Deed, Done, DoneWhen, EnqueueError, Finding, FoundTable, Intake, IntakeRow, IntakeStatus, MarkedRows, Marking,
+    Message, Outbox, Previewed, SetAside, Setting, StoreError, TableName, TookIn, crash_point, rows_within,
 };
 
 use crate::Mysql;
@@ -18,6 +19,8 @@ use crate::desk::{Failed, begin};
 use crate::intake::table::{Statements, Table};
 use crate::log::{get, json};
 use crate::operate::audit::audit;
+
+pub(crate) use former::{free, indexes, senders};
 
 /// Where nothing in the table says that a row was taken, so many are taken at most before some of them are done: each look reads them again.
 const OPEN_MAX: i64 = 10_000;
@@ -442,17 +445,8 @@ pub(crate) async fn again(conn: &mut Conn, intake: &Intake, row: Option<&str>, d
                 where intake = ? and (row_key = ? or (? is null and state = 'refused')) and state in ('refused', 'unclear', 'discarded') for update";
     let gone: Vec<(String, Option<String>)> = tx.exec(sql, (&intake.name, row, row)).await?;
     let (keys, ids): (Vec<String>, Vec<Option<String>>) = gone.into_iter().unzip();
-    let back: Vec<(String, Setting)> = intake
-        .pending
-        .iter()
-        .filter_map(|(name, values)| {
-            let first = match values.first()? {
-                Literal::Null => Setting::Null,
-                Literal::Text(text) => Setting::Text(text.clone()),
-            };
-            Some((name.clone(), first))
-        })
-        .collect();
+    let back: Vec<(String, Setting)> =
+        intake.pending.iter().filter_map(|(name, values)| Some((name.clone(), values.first()?.setting()?))).collect();
     for key in &keys {
         let sql = "delete from postroom_intake_rows where intake = ? and row_key = ?";
         tx.exec_drop(sql, (&intake.name, key)).await?;

@@ -150,6 +150,7 @@ impl Statements {
                 .iter()
                 .map(|value| match value {
                     Literal::Null => format!("f.{} is null", quoted(name)),
+                    Literal::NotNull => format!("f.{} is not null", quoted(name)),
                     Literal::Text(text) => match number(&table, name, text) {
                         Some(number) => format!("f.{} = {number}", quoted(name)),
                         None => {

@@ -28,7 +28,8 @@ pub(crate) struct Holder<'a> {
 async fn held(tx: &mut impl Queryable, holder: &Holder<'_>, lock: &str) -> Result<HashSet<u16>, Error> {
     let sql = format!(
         "select straight_join l.lane
-           from json_table(?, '$[*]' columns (lane smallint path '$[0]', epoch bigint path '$[1]', position bigint path '$[2]')) n
+           from (select lane, epoch, position
+                   from json_table(?, '$[*]' columns (lane smallint path '$[0]', epoch bigint path '$[1]', position bigint path '$[2]')) j) n
            join postroom_lanes l on l.route = ? and l.lane = n.lane and l.epoch = n.epoch and l.position = n.position
           where l.owner = ? order by l.lane {lock}"
     );
@@ -124,8 +125,8 @@ fn microseconds(wait: Duration) -> i64 {
 /// The history with one failure more, at most the last 32; in SQL, with the parameters `attempts` and `error`.
 pub(crate) fn noted(history: &str) -> String {
     format!(
-        "json_array_append(if(json_length({history}) >= 32, json_remove({history}, '$[0]'), {history}), '$',
-             json_object('at', date_format(utc_timestamp(6), '%Y-%m-%dT%H:%i:%s.%fZ'), 'attempt', :attempts, 'error', :error))"
+        "json_remove(json_array_append({history}, '$', json_object('at', date_format(utc_timestamp(6), '%Y-%m-%dT%H:%i:%s.%fZ'),
+                                       'attempt', :attempts, 'error', :error)), if(json_length({history}) >= 32, '$[0]', '$[32]'))"
     )
 }
 

@@ -9,7 +9,7 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, TxOpts};
 use postroom::{Message, MessageId, Outbox, Outcome, Report, Route, Settlement, Source, Want};
 use postroom_mysql::{Mysql, MysqlSource, migrate, options_of};
-use postroom_testkit::services::MariaDbServer;
+use postroom_testkit::services::MysqlServer;
 use postroom_testkit::surroundings;
 
 #[derive(Default)]
@@ -45,7 +45,7 @@ async fn write(opts: Opts, stop: Arc<AtomicBool>, written: Arc<Mutex<Written>>) 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_killed_three_times_loses_no_message_and_invents_none() {
     let dir = surroundings::scratch("mariadb-crash").join("server");
-    let mut server = tokio::task::spawn_blocking(move || MariaDbServer::start(&dir)).await.unwrap().unwrap();
+    let mut server = tokio::task::spawn_blocking(move || MysqlServer::start(&dir)).await.unwrap().unwrap();
     let mut admin = Conn::new(options_of(&server.url("mysql")).unwrap()).await.unwrap();
     admin.query_drop("create database shop").await.unwrap();
     let opts = options_of(&server.url("shop")).unwrap();

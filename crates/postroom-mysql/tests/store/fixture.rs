@@ -14,12 +14,12 @@ use postroom_testkit::conformance::consumer_store::Inbox;
 use postroom_testkit::conformance::intake::Taking;
 use postroom_testkit::conformance::operator::Operated;
 use postroom_testkit::conformance::source::Outbox;
-use postroom_testkit::services::MariaDbServer;
+use postroom_testkit::services::MysqlServer;
 use postroom_testkit::surroundings;
 
 /// It ends with the process.
-static SERVER: LazyLock<MariaDbServer> =
-    LazyLock::new(|| MariaDbServer::start(&surroundings::scratch("mariadb").join("server")).unwrap());
+static SERVER: LazyLock<MysqlServer> =
+    LazyLock::new(|| MysqlServer::start(&surroundings::scratch("mariadb").join("server")).unwrap());
 
 /// A database of the server that these tests are run on: a MariaDB of their own, or the one that `POSTROOM_TEST_MYSQL` names, such as
 /// `mysql://root@127.0.0.1:3306`.
@@ -207,4 +207,10 @@ impl Inbox for Shop {
         let rows: Vec<(String, String, String)> = self.connect().await.exec(sql, (consumer.as_str(),)).await.unwrap();
         rows.into_iter().map(|(id, cause, error)| (id.parse().unwrap(), cause, error)).collect()
     }
+}
+
+/// The other family is MySQL's.
+pub async fn is_mariadb(conn: &mut Conn) -> bool {
+    let version: Option<String> = conn.query_first("select version()").await.unwrap();
+    version.unwrap().to_lowercase().contains("mariadb")
 }

@@ -1,15 +1,15 @@
 //! Tables that already exist: rows are taken into the outbox, and marked when their messages were sent. Each step is one transaction under
 //! the lock of the intake's own row, so that one process at a time takes and rows enter the outbox in their order.
 
+mod former;
 mod table;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 use postroom::{
-    Deed, Done, DoneWhen, EnqueueError, Finding, FoundTable, Intake, IntakeRow, IntakeStatus, Literal, MarkedRows,
-    Marking, Message, Outbox, Previewed, RowFate, SetAside, Setting, StoreError, TableName, TookIn, crash_point,
-    rows_within,
+    Deed, Done, DoneWhen, EnqueueError, Finding, FoundTable, Intake, IntakeRow, IntakeStatus, MarkedRows, Marking,
+    Message, Outbox, Previewed, RowFate, SetAside, Setting, StoreError, TableName, TookIn, crash_point, rows_within,
 };
 use tokio_postgres::Transaction;
 use tokio_postgres::types::ToSql;
@@ -22,6 +22,8 @@ use crate::link::store_error;
 use crate::operate::OperatorSession;
 use crate::operate::dead::audit;
 use crate::text::{Text, shown};
+
+pub(crate) use former::{free, indexes, senders};
 
 /// Where nothing in the table says that a row was taken, so many are taken at most before some of them are done: each look reads them again.
 const OPEN_MAX: i64 = 10_000;
@@ -535,17 +537,8 @@ pub(crate) async fn again(
     let gone = tx.query(sql, &[&intake.name, &row]).await.map_err(failed)?;
     let rows = gone.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>().map_err(failed)?;
     let ids = gone.iter().map(|row| row.try_get(1)).collect::<Result<Vec<Option<String>>, _>>().map_err(failed)?;
-    let back: Vec<(String, Setting)> = intake
-        .pending
-        .iter()
-        .filter_map(|(name, values)| {
-            let first = match values.first()? {
-                Literal::Null => Setting::Null,
-                Literal::Text(text) => Setting::Text(text.clone()),
-            };
-            Some((name.clone(), first))
-        })
-        .collect();
+    let back: Vec<(String, Setting)> =
+        intake.pending.iter().filter_map(|(name, values)| Some((name.clone(), values.first()?.setting()?))).collect();
     set(&tx, &statements, &back, &rows, &[]).await.map_err(failed)?;
     if unmarked > 0 || !rows.is_empty() {
         let ids: Vec<&str> = ids.iter().flatten().map(String::as_str).collect();

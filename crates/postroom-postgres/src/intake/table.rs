@@ -85,6 +85,7 @@ impl Statements {
                 .iter()
                 .map(|value| match value {
                     Literal::Null => format!("f.{} is null", quoted(name)),
+                    Literal::NotNull => format!("f.{} is not null", quoted(name)),
                     Literal::Text(text) => {
                         pending_values.push(text.clone());
                         let cast = table.shape.column(name).map_or("text", |column| column.type_name.as_str());

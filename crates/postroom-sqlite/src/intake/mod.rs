@@ -1,13 +1,14 @@
 //! Tables that already exist: rows are taken into the outbox, and marked when their messages were sent. Each step is one transaction; SQLite has
 //! one writer at a time, so rows enter the outbox in their order.
 
+mod former;
 mod table;
 
 use std::collections::HashMap;
 
 use postroom::{
-    Deed, Done, DoneWhen, EnqueueError, Finding, FoundTable, Intake, IntakeStatus, Literal, MarkedRows, Marking,
-    Message, OnRoute, Previewed, RowFate, SetAside, Setting, StoreError, TableName, TookIn, TopicFilter, crash_point,
+    Deed, Done, DoneWhen, EnqueueError, Finding, FoundTable, Intake, IntakeStatus, MarkedRows, Marking, Message,
+    OnRoute, Previewed, RowFate, SetAside, Setting, StoreError, TableName, TookIn, TopicFilter, crash_point,
     rows_within,
 };
 use rusqlite::types::Value;
@@ -18,6 +19,8 @@ use crate::intake::table::{Statements, Table};
 use crate::operate::dead::audit;
 use crate::outbox::enqueue;
 use crate::text::{text, text_or_null};
+
+pub(crate) use former::{free, indexes};
 
 /// Where nothing in the table says that a row was taken, so many are taken at most before some of them are done: each look reads them again.
 const OPEN_MAX: i64 = 10_000;
@@ -417,17 +420,8 @@ pub(crate) fn again(
         let rows = statement.query_map(params![intake.name, row], read).map_err(failed)?;
         rows.collect::<Result<_, _>>().map_err(failed)?
     };
-    let back: Vec<(String, Setting)> = intake
-        .pending
-        .iter()
-        .filter_map(|(name, values)| {
-            let first = match values.first()? {
-                Literal::Null => Setting::Null,
-                Literal::Text(text) => Setting::Text(text.clone()),
-            };
-            Some((name.clone(), first))
-        })
-        .collect();
+    let back: Vec<(String, Setting)> =
+        intake.pending.iter().filter_map(|(name, values)| Some((name.clone(), values.first()?.setting()?))).collect();
     for (key, _) in &gone {
         set(&tx, &statements, &back, key, None).map_err(failed)?;
     }

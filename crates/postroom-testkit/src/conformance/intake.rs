@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
     DeadDeed, DeadFilter, Deed, Done, DoneWhen, Intake, Intakes, Literal, Mapping, MarkedRows, MessageId, Outcome,
-    Setting, Side, Source, Store, Template, TookIn,
+    Setting, Side, Source, Store, Stuck, Template, TookIn,
 };
 
-use super::operator::Operated;
+use super::operator::{Operated, deed};
 use super::source::{claim_all, dead, drain, holding, settle};
 
 /// A store beside tables of an application. `shop_outbox` is one of them, empty: `n` is a number that grows and the primary key; `id`, `topic`,
@@ -57,6 +58,7 @@ macro_rules! intake_conforms {
             a_mapping_that_does_not_fit_is_told_before_anything_is_taken
             a_preview_a_count_and_a_search_change_nothing
             rows_that_nothing_marks_are_taken_up_to_a_bound
+            rows_that_a_former_relay_left_behind_are_given_back_and_no_others
         );
     };
 }
@@ -467,4 +469,39 @@ pub async fn rows_that_nothing_marks_are_taken_up_to_a_bound<F: Taking>(store: F
     }
     assert_eq!(sent, 10_000);
     assert_eq!(intakes(of.as_ref()).take_in(&unmarked, 2_000).await.expect("take").taken, ROWS - 10_000);
+}
+
+/// Old rows that another relay has claimed become pending again; those that are young, locked, or taken here stay, and there is an audit row.
+pub async fn rows_that_a_former_relay_left_behind_are_given_back_and_no_others<F: Taking>(store: F) {
+    let hour = Duration::from_secs(3600);
+    let intake = Intake { pending: vec![("status".to_owned(), vec![text("0")])], ..shop() };
+    let stuck = Stuck { rows: vec![("status".to_owned(), vec![text("9")])], set: vec![to("status", "0")] };
+    let ids = write(&store, &["taken", "old", "locked", "young"]).await;
+    store.run("update shop_outbox set at = '2001-01-01 00:00:00'").await;
+    store.run(&format!("update shop_outbox set status = 5 where id <> '{}'", ids[0])).await;
+    assert_eq!(take(&store, &intake).await.taken, 1);
+    store.run(&format!("update shop_outbox set status = 9 where id <> '{}'", ids[0])).await;
+    store.run(&format!("update shop_outbox set at = '2999-01-01 00:00:00' where id = '{}'", ids[3])).await;
+    let of = store.store();
+    let free = async |of: &dyn Intakes| of.free_rows(&intake, &stuck, hour, 100, &deed()).await.expect("free");
+    let held = store.hold("update shop_outbox set error = 'x' where n = 3").await;
+    let is_held = held.is_some();
+    assert_eq!(free(intakes(of.as_ref())).await, if is_held { 1 } else { 2 });
+    if let Some(held) = held {
+        store.let_go(held).await;
+        assert_eq!(free(intakes(of.as_ref())).await, 1);
+    }
+    assert_eq!(free(intakes(of.as_ref())).await, 0);
+    let states = store.read("select cast(status as char(1)) from shop_outbox order by n").await;
+    let states: Vec<&str> = states.iter().flatten().map(String::as_str).collect();
+    assert_eq!(states, ["9", "0", "0", "9"]);
+    let audited = store.audit().await.into_iter().filter(|row| row.1 == "intake.again").count();
+    assert_eq!(audited, if is_held { 2 } else { 1 }, "I20");
+
+    let ageless = Intake { message: Mapping { occurred_at: None, ..intake.message.clone() }, ..intake.clone() };
+    let refused = intakes(of.as_ref()).free_rows(&ageless, &stuck, hour, 100, &deed()).await.expect_err("no time");
+    assert!(std::error::Error::source(&refused).expect("why").to_string().contains("occurred_at"), "{refused:?}");
+    let indexes = intakes(of.as_ref()).indexes_of(&intake.table).await.expect("indexes");
+    assert!(indexes.iter().all(|index| !index.columns.is_empty()), "{indexes:?}");
+    intakes(of.as_ref()).senders_to(&intake.table).await.expect("sessions");
 }

@@ -1,6 +1,6 @@
 //! Real servers that belong to one test run.
 //!
-//! [`PostgresServer`], [`PgBouncer`], [`MariaDbServer`] and [`RabbitServer`] are started from the Debian packages, each on a free loopback
+//! [`PostgresServer`], [`PgBouncer`], [`MysqlServer`] and [`RabbitServer`] are started from the Debian packages, each on a free loopback
 //! port, with a data folder of its own. A server that already runs on the machine is neither used nor touched.
 //!
 //! Promise: a server that was started here ends when its value is dropped, and a little later when the whole process
@@ -10,7 +10,7 @@
 
 mod account;
 mod folder;
-mod mariadb;
+mod mysql;
 mod pgbouncer;
 pub mod ports;
 mod postgres;
@@ -21,7 +21,7 @@ mod seaweedfs;
 mod tmpfs;
 mod wait;
 
-pub use mariadb::MariaDbServer;
+pub use mysql::{MYSQL_ROOT, MysqlServer};
 pub use pgbouncer::PgBouncer;
 pub use postgres::{POSTGRES_PROGRAMS, PostgresOptions, PostgresServer};
 pub use prometheus::{Prometheus, promtool};
@@ -50,7 +50,7 @@ pub fn missing() -> Vec<&'static str> {
     if prometheus::program("prometheus").is_none() || prometheus::program("promtool").is_none() {
         packages.push("prometheus");
     }
-    if mariadb::programs().is_none() {
+    if mysql::mariadb_programs().is_none() {
         // Without the package that starts a server of its own.
         packages.extend(["mariadb-server-core", "mariadb-client-core"]);
     }
@@ -61,6 +61,12 @@ pub fn missing() -> Vec<&'static str> {
 #[must_use]
 pub fn postgres_is_chosen() -> bool {
     std::env::var_os(POSTGRES_PROGRAMS).is_some()
+}
+
+/// Whether [`MYSQL_ROOT`] says where a MySQL is, which is used in place of MariaDB.
+#[must_use]
+pub fn mysql_is_chosen() -> bool {
+    std::env::var_os(MYSQL_ROOT).is_some()
 }
 
 /// Whether the account that PostgreSQL runs under gets to a folder of ours.

@@ -9,6 +9,7 @@ mod template;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::Serialize;
@@ -123,8 +124,21 @@ impl fmt::Display for TableName {
 pub enum Literal {
     /// Nothing.
     Null,
+    /// Anything.
+    NotNull,
     /// This, in the column's type.
     Text(String),
+}
+
+impl Literal {
+    /// A setting after which the column has it; none: there is no one value.
+    pub fn setting(&self) -> Option<Setting> {
+        match self {
+            Self::Null => Some(Setting::Null),
+            Self::NotNull => None,
+            Self::Text(text) => Some(Setting::Text(text.clone())),
+        }
+    }
 }
 
 /// A value that a column gets.
@@ -285,6 +299,28 @@ pub struct Previewed {
     pub message: Result<crate::Message, String>,
 }
 
+/// Rows that a relay which claims by a value leaves behind when it dies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stuck {
+    /// They have these values.
+    pub rows: Vec<(String, Vec<Literal>)>,
+    /// With these they are pending again.
+    pub set: Vec<(String, Setting)>,
+}
+
+/// An index of a table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TableIndex {
+    /// Its name.
+    pub name: String,
+    /// Columns by which it is ordered.
+    pub columns: Vec<String>,
+    /// Columns that it has a copy of.
+    pub included: Vec<String>,
+    /// Only rows that fulfil this are in it; in SQL.
+    pub condition: Option<String>,
+}
+
 /// A table that may be one that applications write messages to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FoundTable {
@@ -317,4 +353,57 @@ pub trait Intakes: Send + Sync {
 
     /// Tables of the database that have all of these columns.
     async fn tables_with(&self, columns: &[String]) -> Result<Vec<FoundTable>, StoreError>;
+
+    /// The table's indexes.
+    async fn indexes_of(&self, table: &TableName) -> Result<Vec<TableIndex>, StoreError>;
+
+    /// Sessions that change rows of the table, or did so last, as far as the server shows; postroom's own are left out.
+    async fn senders_to(&self, table: &TableName) -> Result<Vec<String>, StoreError>;
+
+    /// Gives up to so many rows back that are stuck for longer than `age`, by their times and the database's clock, in one transaction with
+    /// an audit row; those that `intake` itself has taken stay. Returns how many.
+    async fn free_rows(
+        &self,
+        intake: &Intake,
+        stuck: &Stuck,
+        age: Duration,
+        max: usize,
+        deed: &Deed,
+    ) -> Result<u64, StoreError>;
+}
+
+impl Intake {
+    /// The same table, looked at for other rows.
+    #[must_use]
+    pub fn looking_for(&self, rows: &[(String, Vec<Literal>)]) -> Self {
+        Self { pending: rows.to_vec(), ..self.clone() }
+    }
+
+    /// What is wrong with a mapping whose rows have no time.
+    pub fn ageless() -> String {
+        "message.occurred_at and message.visible_at are missing, so nothing tells for how long a row is stuck"
+            .to_owned()
+    }
+
+    /// Of these rows, those whose times are all at least `age` ago. None: the mapping has no time.
+    pub fn older_than(&self, rows: Vec<Row>, age: Duration, now_us: i64) -> Option<Vec<String>> {
+        let times: Vec<&str> = [&self.message.occurred_at, &self.message.visible_at]
+            .into_iter()
+            .filter_map(|template| template.as_ref().and_then(Template::sole_column))
+            .collect();
+        if times.is_empty() {
+            return None;
+        }
+        let latest = now_us.saturating_sub(i64::try_from(age.as_micros()).unwrap_or(i64::MAX));
+        let is_old = |row: &Row| {
+            let time = |name: &&str| match row.cell(name) {
+                Cell::Null => None,
+                Cell::Time(us) => Some(*us),
+                // What is no time says nothing of its age.
+                _ => Some(i64::MAX),
+            };
+            times.iter().filter_map(time).max().is_some_and(|last| last <= latest)
+        };
+        Some(rows.into_iter().filter(is_old).map(|row| row.row).collect())
+    }
 }

@@ -136,7 +136,7 @@ impl Intake {
         let literals = self.pending.iter().flat_map(|(name, values)| values.iter().map(move |value| (name, value)));
         let literals = literals.filter_map(|(name, value)| match value {
             Literal::Text(text) => Some(("pending", name, text)),
-            Literal::Null => None,
+            Literal::Null | Literal::NotNull => None,
         });
         let all = [("taken", &self.taken), ("sent", sent), ("dead", &self.dead)];
         let given = all

@@ -350,17 +350,18 @@ async fn replay(tx: &mut Transaction<'_>, due: &Due, ready: &[&Candidate]) -> Re
     let seqs: HashSet<i64> = given.iter().map(|(seq, _, _)| *seq).collect();
     let list: Vec<_> = list.into_iter().filter(|(seq, _, _)| seqs.contains(seq)).collect();
     let rest = COPIED.replacen("bytes, id,", "bytes,", 1);
-    let copied = rest.replace(
-        "headers",
-        "if(:new, json_set(coalesce(o.headers, '{}'), '$.\"postroom-replay-of\"', o.id), o.headers)",
-    );
+    let headers = match due.new_ids {
+        true => "json_set(coalesce(o.headers, '{}'), '$.\"postroom-replay-of\"', o.id)",
+        false => "o.headers",
+    };
+    let copied = rest.replace("headers", headers);
     let sql = format!(
         "insert into postroom_parked (route, seq, lane, ordering_key, state, attempts, due_at, waits_since, history, id, {rest})
          select straight_join :route, o.seq, o.lane, coalesce(o.`key`, o.aggregate_id), if(coalesce(o.`key`, o.aggregate_id) is null, 'retry', 'queued'), 0,
                 if(coalesce(o.`key`, o.aggregate_id) is null, utc_timestamp(6), null), utc_timestamp(6), '[]', n.new_id, {copied}
            from {LIST}"
     );
-    let parameters = params! { "list" => json(&list), "route" => &due.route, "new" => due.new_ids };
+    let parameters = params! { "list" => json(&list), "route" => &due.route };
     tx.exec_drop(sql, parameters).await?;
     let keys: BTreeSet<&String> = given.iter().filter_map(|(_, _, key)| key.as_ref()).collect();
     promote(tx, &due.route, &keys.into_iter().collect::<Vec<_>>()).await?;

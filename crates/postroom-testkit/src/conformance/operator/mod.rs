@@ -80,7 +80,7 @@ macro_rules! operator_conforms {
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-fn deed() -> Deed {
+pub(super) fn deed() -> Deed {
     Deed { actor: "ann".to_owned(), reason: "ticket 7".to_owned() }
 }
 

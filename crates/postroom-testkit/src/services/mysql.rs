@@ -1,4 +1,4 @@
-//! A private MariaDB.
+//! A private MariaDB, or a private MySQL.
 
 use std::env;
 use std::fs::{self, OpenOptions};
@@ -17,27 +17,30 @@ const STOPS_WITHIN: Duration = Duration::from_secs(60);
 const PROBE_WITHIN: Duration = Duration::from_secs(1);
 const PORTS_TRIED_MAX: usize = 3;
 
-/// A MariaDB of our own, on 127.0.0.1, user `root` without a password.
+/// Where a MySQL server's packages were unpacked, with all that they need: that server is used in place of the installed MariaDB.
+pub const MYSQL_ROOT: &str = "POSTROOM_TEST_MYSQL_ROOT";
+
+/// A MariaDB (or, where [`MYSQL_ROOT`] says so, a MySQL) of our own, on 127.0.0.1, user `root` without a password.
 ///
 /// Promise: each commit is flushed, so that [`kill`](Self::kill) followed by [`start_again`](Self::start_again) shows what a crash of the server
 /// shows. Dropping it stops the server and removes its folder.
 #[derive(Debug)]
-pub struct MariaDbServer {
-    program: PathBuf,
+pub struct MysqlServer {
+    programs: Programs,
     dir: PathBuf,
     port: u16,
     log_from: u64,
     process: Option<ServerProcess>,
 }
 
-impl MariaDbServer {
+impl MysqlServer {
     /// Creates a server in `dir`, absent or empty, and starts it; returns when it takes connections.
     ///
     /// # Errors
     /// When the packages are not installed, the folder is in use, or the server does not answer within 60 s; then the error holds the end of
     /// its log.
     pub fn start(dir: &Path) -> io::Result<Self> {
-        let (program, install) = programs().ok_or_else(|| {
+        let programs = Programs::find().ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::NotFound,
                 "find `mariadbd`, `mariadb-install-db` and `my_print_defaults` on the PATH or in /usr/sbin; \
@@ -45,8 +48,8 @@ impl MariaDbServer {
             )
         })?;
         folder::create_empty(dir)?;
-        let mut server = Self { program, dir: fs::canonicalize(dir)?, port: 0, log_from: 0, process: None };
-        server.install(&install)?;
+        let mut server = Self { programs, dir: fs::canonicalize(dir)?, port: 0, log_from: 0, process: None };
+        server.install()?;
         for _ in 1..PORTS_TRIED_MAX {
             server.port = ports::free()?;
             match server.launch() {
@@ -85,9 +88,19 @@ impl MariaDbServer {
         self.launch()
     }
 
-    fn install(&self, program: &Path) -> io::Result<()> {
-        let mut install = Command::new(program);
-        install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
+    fn install(&self) -> io::Result<()> {
+        let mut install = match &self.programs {
+            Programs::MariaDb { install, .. } => {
+                let mut command = Command::new(install);
+                command.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
+                command
+            }
+            Programs::Mysql { root } => {
+                let mut command = mysqld(root);
+                command.arg("--initialize-insecure");
+                command
+            }
+        };
         install.arg(format!("--datadir={}", self.data().display())).args(as_root());
         let output = install.current_dir(&self.dir).stdin(Stdio::null()).output()?;
         if output.status.success() {
@@ -95,7 +108,7 @@ impl MariaDbServer {
         }
         let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         Err(io::Error::other(format!(
-            "create a MariaDB in {}: {}; it said:\n{said}",
+            "create a database server in {}: {}; it said:\n{said}",
             self.dir.display(),
             output.status
         )))
@@ -104,13 +117,24 @@ impl MariaDbServer {
     fn launch(&mut self) -> io::Result<()> {
         self.log_from = folder::length(&self.log());
         let log = OpenOptions::new().create(true).append(true).open(self.log())?;
-        let mut command = Command::new(&self.program);
-        command.args(["--no-defaults", "--bind-address=127.0.0.1", "--log-bin=binlog", "--binlog-format=ROW"]);
+        let mut command = match &self.programs {
+            Programs::MariaDb { server, .. } => {
+                let mut command = Command::new(server);
+                command.args(["--no-defaults", "--log-bin=binlog", "--binlog-format=ROW", "--skip-name-resolve"]);
+                command
+            }
+            Programs::Mysql { root } => {
+                // Its account is root@localhost, which is 127.0.0.1 only where names are resolved.
+                let mut command = mysqld(root);
+                command.args(["--mysqlx=OFF", "--performance-schema=OFF"]);
+                command
+            }
+        };
         command.args([
+            "--bind-address=127.0.0.1",
             "--server-id=7",
             "--innodb-buffer-pool-size=128M",
             "--max-connections=300",
-            "--skip-name-resolve",
         ]);
         command.args(as_root()).arg(format!("--port={}", self.port));
         command.arg(format!("--datadir={}", self.data().display()));
@@ -139,7 +163,10 @@ impl MariaDbServer {
         let log = folder::log_tail(&self.log(), self.log_from);
         let taken = log.contains("Address already in use");
         let kind = if taken { io::ErrorKind::AddrInUse } else { io::ErrorKind::Other };
-        Err(io::Error::new(kind, format!("start MariaDB on 127.0.0.1:{port}: {what}; the end of its log:\n{log}")))
+        Err(io::Error::new(
+            kind,
+            format!("start a database server on 127.0.0.1:{port}: {what}; the end of its log:\n{log}"),
+        ))
     }
 
     fn data(&self) -> PathBuf {
@@ -151,7 +178,7 @@ impl MariaDbServer {
     }
 }
 
-impl Drop for MariaDbServer {
+impl Drop for MysqlServer {
     fn drop(&mut self) {
         if let Some(process) = &mut self.process {
             let _ = process.ends_within(Signal::Terminate, STOPS_WITHIN);
@@ -166,13 +193,67 @@ fn as_root() -> Option<&'static str> {
     fs::metadata("/proc/self").is_ok_and(|about| about.uid() == 0).then_some("--user=root")
 }
 
+/// What is started.
+#[derive(Debug)]
+enum Programs {
+    MariaDb {
+        server: PathBuf,
+        install: PathBuf,
+    },
+    /// Unpacked here.
+    Mysql {
+        root: PathBuf,
+    },
+}
+
+impl Programs {
+    fn find() -> Option<Self> {
+        match env::var_os(MYSQL_ROOT) {
+            Some(root) => Some(Self::Mysql { root: root.into() }),
+            None => mariadb_programs().map(|(server, install)| Self::MariaDb { server, install }),
+        }
+    }
+}
+
 /// The server and the program that creates its tables.
-pub(super) fn programs() -> Option<(PathBuf, PathBuf)> {
+pub(super) fn mariadb_programs() -> Option<(PathBuf, PathBuf)> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> = env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/bin".into()]).collect();
     let find = |name: &str| folders.iter().map(|folder| folder.join(name)).find(|file| file.is_file());
     find("my_print_defaults")?;
     Some((find("mariadbd")?, find("mariadb-install-db")?))
+}
+
+/// MySQL's server, started by the loader that was unpacked with it: its libraries may be newer than this machine's.
+fn mysqld(root: &Path) -> Command {
+    let usr = root.join("usr");
+    let libraries = |folder: &Path| folder.join(format!("lib/{}-linux-gnu", env::consts::ARCH));
+    let loader = ["usr/lib64", "lib64", "usr/lib", "lib"]
+        .iter()
+        .map(|folder| root.join(folder))
+        .chain([libraries(&usr), libraries(root)])
+        .find_map(|folder| {
+            let entries = fs::read_dir(folder).ok()?;
+            let names = entries.flatten().map(|entry| entry.path());
+            names.into_iter().find(|path| {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                name.starts_with("ld-linux") && path.is_file()
+            })
+        });
+    // Without a loader the start fails and says why.
+    let mut command = Command::new(loader.unwrap_or_else(|| root.join("ld-linux")));
+    command.arg("--library-path").arg(env::join_paths([libraries(root), libraries(&usr)]).unwrap_or_default());
+    command.arg(usr.join("sbin/mysqld")).arg("--no-defaults").arg(format!("--basedir={}", usr.display()));
+    for (option, folder) in [
+        ("lc-messages-dir", "share/mysql"),
+        ("character-sets-dir", "share/mysql/charsets"),
+        ("plugin-dir", "lib/mysql/plugin"),
+    ] {
+        command.arg(format!("--{option}={}", usr.join(folder).display()));
+    }
+    // It looks for a folder of Debian's otherwise.
+    command.args(["--secure-file-priv=", "--innodb-redo-log-capacity=16M"]);
+    command
 }
 
 /// Whether the server sends its greeting, whose first byte behind the head of the packet is 10.
