@@ -37,6 +37,7 @@ mod redact;
 mod retention;
 mod retry;
 mod route;
+mod shards;
 mod sink;
 mod source;
 mod status;
@@ -99,6 +100,7 @@ pub use redact::{redact_text, redact_url};
 pub use retention::{Part, Removed, Retention, Sweep, TopicRetention};
 pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide, tidy_reason};
 pub use route::{Route, RouteChange, RouteSettings, ShownRoute};
+pub use shards::{InvalidShards, NoShard, Shards};
 pub use sink::{Batch, Sink, SinkLimits};
 pub use source::{Claimed, LostLane, Noted, Report, Settled, Source, Standing, Want};
 pub use status::{

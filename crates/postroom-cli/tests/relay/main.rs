@@ -22,5 +22,6 @@ mod receiving;
 mod reconcile;
 mod retention;
 mod rig;
+mod shards;
 mod stops;
 mod unroutable;

@@ -45,7 +45,10 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status();
+        // One that has ended may have left its number to another process.
+        if let Ok(None) = self.0.try_wait() {
+            let _ = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status();
+        }
         let _ = self.0.wait();
     }
 }
