@@ -6,6 +6,7 @@
 mod admission;
 mod claim_cost;
 mod drain;
+mod immediate;
 mod latency;
 mod mariadb;
 mod measure;
@@ -26,7 +27,7 @@ use postroom::BoxError;
 /// What to measure, and how much of it.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Only these: drain, null, poison, claim, latency, held, business, steady, idle, admission, retention, replay, mariadb
+    /// Only these: drain, null, poison, claim, latency, held, business, steady, idle, admission, retention, replay, mariadb, immediate
     only: Vec<String>,
     /// Rounds of each rival
     #[arg(long, default_value_t = 3)]
@@ -113,6 +114,9 @@ async fn run(args: &Args, report: &mut Report) -> Result<(), BoxError> {
     // These take long, or start a server of their own: only when they are asked for.
     if args.only.iter().any(|only| only == "mariadb") {
         mariadb::four_relays(report, args.messages, args.rounds).await?;
+    }
+    if args.only.iter().any(|only| only == "immediate") {
+        immediate::on_each_store(report).await?;
     }
     if args.only.iter().any(|only| only == "retention") {
         let times =

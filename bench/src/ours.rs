@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Batch, BoxError, MessageId, Order, Route, Sink, SinkLimits, Store, Unavailable, Verdict, Verdicts, Wake,
+    Batch, BoxError, MessageId, Order, Route, Sink, SinkLimits, Source, Store, Unavailable, Verdict, Verdicts, Wake,
 };
 use postroom_brokers::rabbitmq::{RabbitmqOptions, RabbitmqSink};
 use postroom_postgres::Database;
@@ -132,14 +132,25 @@ impl<'a> Run<'a> {
     pub async fn start(self, sink: impl Sink + 'static) -> Result<Running, BoxError> {
         let route = Route { order: self.order, ..Route::new("bench") };
         let source = Database::new(self.store)?.source(&route, &surroundings::unique()).await?;
-        let (progress, seen) = watch::channel(0);
-        let sink = Counting { inner: sink, stored: AtomicUsize::new(0), progress, acked: self.acked };
-        let (stop, mut stopped) = watch::channel(false);
-        let wake = Wake::new();
-        let relay = Relay::new(route, source, Arc::new(sink)).in_flight_max(self.in_flight_max).wake_by(wake.clone());
-        let task = tokio::spawn(relay.run(async move {
-            let _ = stopped.wait_for(|stopped| *stopped).await;
-        }));
-        Ok(Running { progress: seen, stop, task, wake })
+        Ok(relay(route, source, sink, self.in_flight_max, self.acked))
     }
+}
+
+/// A relay that runs from now on, in this process.
+pub fn relay(
+    route: Route,
+    source: Arc<dyn Source>,
+    sink: impl Sink + 'static,
+    in_flight_max: usize,
+    acked: Option<mpsc::UnboundedSender<(MessageId, Instant)>>,
+) -> Running {
+    let (progress, seen) = watch::channel(0);
+    let sink = Counting { inner: sink, stored: AtomicUsize::new(0), progress, acked };
+    let (stop, mut stopped) = watch::channel(false);
+    let wake = Wake::new();
+    let relay = Relay::new(route, source, Arc::new(sink)).in_flight_max(in_flight_max).wake_by(wake.clone());
+    let task = tokio::spawn(relay.run(async move {
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+    }));
+    Running { progress: seen, stop, task, wake }
 }
