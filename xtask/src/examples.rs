@@ -1,6 +1,8 @@
-//! `cargo xtask orders` and `cargo xtask checkout`: an example on private servers of its own.
+//! `cargo xtask orders`, `checkout` and `articles`: an example on private servers of its own.
 
 use std::process::ExitCode;
+
+use postroom_testkit::services::MysqlServer;
 
 use crate::failure::Failure;
 use crate::held::Held;
@@ -20,9 +22,20 @@ pub(crate) fn run(name: &str, args: &[String]) -> Result<ExitCode, Failure> {
         let (Some(store), Some(rabbitmq)) = (url("POSTROOM_TEST_POSTGRES"), url("POSTROOM_TEST_RABBITMQ")) else {
             return Err(Failure::work("the servers have no address"));
         };
+        // The articles' tasks are on MariaDB; it is stopped when this is dropped.
+        let mariadb = match name {
+            "articles" => {
+                let folder = workspace.target.join("services").join(format!("mariadb-{}", std::process::id()));
+                Some(step("start MariaDB", || Ok::<_, Failure>(MysqlServer::start(&folder)?))?)
+            }
+            _ => None,
+        };
         step(name, || {
             let mut example = std::process::Command::new(workspace.built("release", name));
             example.arg("--store").arg(store).arg("--rabbitmq").arg(rabbitmq).args(extra);
+            if let Some(mariadb) = &mariadb {
+                example.arg("--mariadb").arg(mariadb.url("mysql"));
+            }
             Ok(held.run(&mut example)?)
         })
     });

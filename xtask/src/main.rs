@@ -3,6 +3,7 @@
 mod bench;
 mod bugs;
 mod chaos;
+mod conformance;
 mod examples;
 mod failure;
 mod held;
@@ -38,8 +39,12 @@ cargo xtask <command>
                                     ARGS go to `cargo test`. --newest: on the newest PostgreSQL that can be installed;
                                     --mysql: on MySQL in place of MariaDB. Without ARGS the tests of the PostgreSQL
                                     store are run on both PostgreSQLs, and those of the MariaDB store also on MySQL
-  orders, checkout [-- ARGS]        run that example on a private PostgreSQL and RabbitMQ; ARGS go to it
+  orders, checkout, articles [-- ARGS]
+                                    run that example on a private PostgreSQL and RabbitMQ (articles: and MariaDB);
+                                    ARGS go to it
   bench [-- ARGS]                   measure beside a bare client and the articles' algorithms; ARGS go to the benchmark
+  conformance [--write]             run the suites that every store and broker passes, on every server that can be had
+                                    here, and print a table; --write also puts it into docs/support.md
   sim [--seed N | --seeds FROM..TO] run the engine in its simulated world; one seed prints its last events
   chaos [--schedules N] [--seed S]  run random schedules of faults on real servers, and note them in
                                     docs/chaos-ledger.jsonl
@@ -71,8 +76,9 @@ fn run(args: &[String]) -> Result<ExitCode, Failure> {
     };
     match command.as_str() {
         "test" => test::run(rest),
-        "orders" | "checkout" => examples::run(command, rest),
+        "orders" | "checkout" | "articles" => examples::run(command, rest),
         "bench" => bench::run(rest),
+        "conformance" => conformance::run(rest),
         "sim" => sim::run(rest),
         "chaos" => chaos::run(rest),
         "seeded-bugs" => seeded_bugs::run(rest),

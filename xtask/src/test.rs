@@ -88,6 +88,7 @@ fn run_on_installed(workspace: &Workspace, held: &Held, extra: &[String]) -> Res
             cargo.env("POSTROOM_BIN", workspace.built("release", "postroom"));
             cargo.env("POSTROOM_ORDERS_BIN", workspace.built("release", "orders"));
             cargo.env("POSTROOM_CHECKOUT_BIN", workspace.built("release", "checkout"));
+            cargo.env("POSTROOM_ARTICLES_BIN", workspace.built("release", "articles"));
             Ok(held.run(&mut cargo)?)
         })
     });
@@ -121,6 +122,8 @@ pub(crate) fn build_programs(workspace: &Workspace, held: &Held) -> Result<(), F
             "orders",
             "-p",
             "checkout",
+            "-p",
+            "articles",
             "--features",
             "postroom-cli/crash-points,postroom-cli/otlp,postroom-cli/parquet,postroom-cli/s3",
         ]);

@@ -6,7 +6,7 @@ use postroom::{Live, Store};
 use postroom_consumer::InboxNow;
 use postroom_relay::RouteNow;
 use postroom_server::admin::{Admin, Expected, Health, Options};
-use postroom_server::{Meter, Metrics, Sampler};
+use postroom_server::{FleetShown, Meter, Metrics, Sampler};
 
 use crate::config::Config;
 use crate::exit::{self, Failure};
@@ -17,6 +17,18 @@ pub fn exports() -> bool {
     return crate::otlp::is_named();
     #[cfg(not(feature = "otlp"))]
     false
+}
+
+/// The same for many stores: without the admin API and the state of one store, and with how all of them stand.
+pub async fn serve_many(config: &Config, meter: &Meter, shown: &FleetShown) -> Result<(), Failure> {
+    if config.admin.is_none() && !exports() {
+        return Ok(());
+    }
+    let metrics = Metrics::new(meter, Vec::new(), Vec::new()).with_fleet(shown).shared();
+    #[cfg(feature = "otlp")]
+    tokio::spawn(crate::otlp::export(metrics.clone()));
+    let expected = Expected { routes: Vec::new(), inboxes: Vec::new(), lease: config.relay.lease };
+    listen(config, metrics, Health::new(expected, meter.clone()), None).await
 }
 
 /// Listens as the configuration says, exports the metrics as the environment says, and samples the store for them. Nothing, if neither
@@ -42,12 +54,21 @@ pub async fn serve(
     #[cfg(feature = "otlp")]
     tokio::spawn(crate::otlp::export(metrics.clone()));
     tokio::spawn(sampler.run(store.clone()));
+    listen(config, metrics, Health::new(expected, meter.clone()), Some(store)).await
+}
+
+async fn listen(
+    config: &Config,
+    metrics: Arc<Metrics>,
+    health: Health,
+    store: Option<Arc<dyn Store>>,
+) -> Result<(), Failure> {
     let Some(admin) = &config.admin else { return Ok(()) };
     let options = Options { listen: admin.listen, tokens: admin.tokens.clone(), metrics_public: admin.metrics_public };
-    let bound = Admin::bind(options, metrics, Health::new(expected, meter.clone()), Some(store.clone())).await;
+    let bound = Admin::bind(options, metrics, health, store).await;
     let listener = bound.map_err(|error| Failure::of(exit::CONFIG, &error))?;
     if let Ok(address) = listener.address() {
-        tracing::info!("/api/v1, /livez, /readyz and /metrics are at http://{address}");
+        tracing::info!("/livez, /readyz, /metrics and, with one store, /api/v1 are at http://{address}");
     }
     tokio::spawn(listener.serve());
     Ok(())

@@ -134,7 +134,7 @@ pub async fn archive(args: ArchiveArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List { store, archive, times } => list(&archive.open(&store)?, times, json).await,
         Verb::Verify { store, archive, times } => {
-            verify(&archive.open(&store)?, store.open()?.as_ref(), times, json).await
+            verify(&archive.open(&store)?, store.open().await?.as_ref(), times, json).await
         }
         Verb::Restore(args) => restore(*args, json).await,
     }
@@ -248,7 +248,7 @@ async fn restore(args: RestoreArgs, json: bool) -> Result<(), Failure> {
     }
     let deed = deed.deed()?;
     let archive = archive.open(&store)?;
-    let store = store.open()?;
+    let store = store.open().await?;
     let back = put_back(&archive, store.as_ref(), &filter, stays, &deed).await?;
     if json {
         let mut object = serde_json::to_value(&back.restored).unwrap_or_default();

@@ -7,11 +7,12 @@ use postroom_archive::Archive;
 use postroom_brokers::CheckFailed;
 
 use crate::ConfigArgs;
-use crate::config::{self, Routed};
+use crate::config::{self, Config, Group, Routed, Stores};
 use crate::exit::{self, Failure};
 use crate::presets::intakes_of;
 use crate::say::show;
 use crate::store;
+use crate::stores;
 
 /// A broker that has not answered within this time counts as unreachable.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(15);
@@ -26,35 +27,22 @@ struct Checked {
 
 pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
     let config = config::load(&args.config)?;
-    let store = store::open(&config.store_url).map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
     let mut checked = Vec::new();
     let mut found = |part: String, finding: Finding| checked.push(Checked { part, finding });
     found("configuration".to_owned(), Finding::good(format!("{} is valid", args.config.display())));
-    let part = || format!("store {}", store.shown());
-    let needs = Needs {
-        relay: !config.routes.is_empty(),
-        filler: !config.inboxes.is_empty(),
-        retention: !config.retention.parts().is_empty(),
-        metrics: config.admin.is_some() || crate::admin::exports(),
-        operations: true,
-        comparisons: !config.reconcile.is_empty(),
-        intakes: !config.intakes.is_empty(),
-    };
-    match store.check(needs).await {
-        Ok(findings) => findings.into_iter().for_each(|finding| found(part(), finding)),
-        Err(error) => {
-            let failure = Failure::from(error);
-            found(part(), Finding::bad(failure.text, "correct the URL, or start the database"));
-        }
-    }
-    if !config.intakes.is_empty() {
-        let intakes = intakes_of(store.as_ref())?;
-        for taken in &config.intakes {
-            match intakes.check_intake(&taken.intake).await {
-                Ok(findings) => findings.into_iter().for_each(|finding| found(part(), finding)),
-                Err(error) => found(part(), Finding::bad(Failure::from(error).text, "start the database")),
+    match &config.stores {
+        Stores::One(url) => {
+            let store = store::open(url).map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
+            for finding in of_store(&config, store.as_ref()).await? {
+                found(format!("store {}", store.shown()), finding);
+            }
+            for Routed { route, .. } in &config.routes {
+                if let Some(what) = store.cannot(route) {
+                    found(format!("route {}", route.name), Finding::bad(what, "change the route"));
+                }
             }
         }
+        Stores::Many(groups) => of_many(&config, groups, &mut found).await?,
     }
     if let Some(options) = &config.archive {
         let finding = match Archive::open(options) {
@@ -72,11 +60,7 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
         };
         found(format!("archive {}", options.place), finding);
     }
-    for Routed { route, sink } in &config.routes {
-        let part = || format!("route {}", route.name);
-        if let Some(what) = store.cannot(route) {
-            found(part(), Finding::bad(what, "change the route"));
-        }
+    for Routed { route, sink, .. } in &config.routes {
         let part = || format!("route {}, sink {}", route.name, sink.shown());
         found(part(), answered(sink.check()).await);
     }
@@ -111,6 +95,62 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
         return Err(Failure { answered: true, ..Failure::new(exit::FAILURE, text) });
     }
     Ok(())
+}
+
+/// Of many stores, what must be changed in each, and how many have everything.
+async fn of_many(config: &Config, groups: &[Group], found: &mut impl FnMut(String, Finding)) -> Result<(), Failure> {
+    let (all, troubles) = stores::all(groups).await;
+    for (group, why) in troubles {
+        found(format!("stores {group}"), Finding::bad(why, "correct the URL or the query, or start the database"));
+    }
+    let (count, mut good) = (all.len(), 0);
+    for one in all {
+        let part = format!("store {}", one.name);
+        let findings = match store::open(&one.url) {
+            Ok(store) => of_store(config, store.as_ref()).await?,
+            Err(failure) => vec![Finding::bad(failure.text, "correct the URL")],
+        };
+        let bad: Vec<Finding> = findings.into_iter().filter(|finding| !finding.ok).collect();
+        good += usize::from(bad.is_empty());
+        bad.into_iter().for_each(|finding| found(part.clone(), finding));
+    }
+    if count == 0 {
+        let advice = "correct the query, unless there are to be none now";
+        found("stores".to_owned(), Finding::bad("there is none", advice));
+    } else if good > 0 {
+        found("stores".to_owned(), Finding::good(format!("{good} of {count} have everything that they need")));
+    }
+    Ok(())
+}
+
+/// What one store has and lacks.
+async fn of_store(config: &Config, store: &dyn Store) -> Result<Vec<Finding>, Failure> {
+    let needs = Needs {
+        relay: !config.routes.is_empty(),
+        filler: !config.inboxes.is_empty(),
+        retention: !config.retention.parts().is_empty(),
+        metrics: config.admin.is_some() || crate::admin::exports(),
+        operations: true,
+        comparisons: !config.reconcile.is_empty(),
+        intakes: !config.intakes.is_empty(),
+    };
+    let mut found = match store.check(needs).await {
+        Ok(findings) => findings,
+        Err(error) => {
+            // What is else to be said of it would be the same.
+            return Ok(vec![Finding::bad(Failure::from(error).text, "correct the URL, or start the database")]);
+        }
+    };
+    if !config.intakes.is_empty() {
+        let intakes = intakes_of(store)?;
+        for taken in &config.intakes {
+            match intakes.check_intake(&taken.intake).await {
+                Ok(findings) => found.extend(findings),
+                Err(error) => found.push(Finding::bad(Failure::from(error).text, "start the database")),
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// Whether a consumer's inbox can be read, in a database of its own.

@@ -161,7 +161,7 @@ pub async fn dead(args: DeadArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List(args) => {
             let (side, filter) = (args.filter.side.into(), args.filter.filter());
-            let store = args.store.open()?;
+            let store = args.store.open().await?;
             let limit = args.filter.limit();
             let letters = store.dead_letters(side, &filter, limit).await?;
             if letters.is_empty() && side == Side::Out {
@@ -219,7 +219,7 @@ async fn act(args: ActArgs, json: bool, what: DeadDeed) -> Result<(), Failure> {
     }
     let (side, limit) = (args.filter.side.into(), args.filter.limit());
     if args.dry_run {
-        let letters = args.store.open()?.dead_letters(side, &filter, limit).await?;
+        let letters = args.store.open().await?.dead_letters(side, &filter, limit).await?;
         print(&letters, side, json, "No matching dead letters; nothing would change.");
         if !json && !letters.is_empty() {
             show!(
@@ -232,7 +232,7 @@ async fn act(args: ActArgs, json: bool, what: DeadDeed) -> Result<(), Failure> {
         return Ok(());
     }
     let deed = args.deed.deed()?;
-    let store = args.store.open()?;
+    let store = args.store.open().await?;
     let mut progress = Progress::new("dead letters");
     let letters = store.act_on_dead(what, side, &filter, limit, &deed, &mut |done| progress.at(done as u64)).await?;
     progress.end();
@@ -274,7 +274,7 @@ fn done(what: DeadDeed, side: Side) -> &'static str {
 }
 
 async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
-    let store = args.store.open()?;
+    let store = args.store.open().await?;
     let filter = DeadFilter { id: Some(args.id), ..DeadFilter::default() };
     let side = args.side.into();
     let letters = store.dead_letters(side, &filter, 100).await?;

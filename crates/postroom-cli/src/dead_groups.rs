@@ -46,7 +46,7 @@ pub struct NoteArgs {
 }
 
 pub async fn groups(args: GroupsArgs, json: bool) -> Result<(), Failure> {
-    let store = args.store.open()?;
+    let store = args.store.open().await?;
     let side = Side::from(args.side);
     if side == Side::Out {
         crate::dead::known_route(store.as_ref(), args.route.as_deref()).await?;
@@ -137,7 +137,7 @@ pub async fn note(args: NoteArgs, json: bool) -> Result<(), Failure> {
         return Err(Failure::new(exit::USAGE, "a note has 1 to 4000 bytes"));
     }
     let deed = args.deed.deed()?;
-    args.store.open()?.note_dead(&args.group, text, &deed).await?;
+    args.store.open().await?.note_dead(&args.group, text, &deed).await?;
     if json {
         show!("{}", serde_json::json!({ "group": args.group, "note": text }));
     } else {
@@ -172,7 +172,7 @@ pub async fn act(
         let text = format!("without a filter, `dead {what}` requires --all; --dry-run shows which ones match");
         return Err(Failure::new(exit::USAGE, text));
     }
-    let store = store.open()?;
+    let store = store.open().await?;
     // Every condition is named: one that is left out would make the operation about more than was asked for.
     let DeadFilter { route, id, topic, kind, tenant_id, aggregate_id, error, newer_than, older_than } = filter;
     let (since_ms, until_ms) = match (newer_than, older_than) {

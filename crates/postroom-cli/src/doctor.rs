@@ -49,7 +49,7 @@ pub async fn doctor(args: &DoctorArgs, json: bool) -> Result<(), Failure> {
         None if args.store.config.exists() => Some(config::load(&args.store.config)?),
         None => None,
     };
-    let store = args.store.open()?;
+    let store = args.store.open().await?;
     let mut examined = Vec::new();
     let mut found = |part: String, diagnosis: Diagnosis| examined.push(Examined { part, diagnosis });
     let part = || format!("store {}", store.shown());

@@ -77,16 +77,43 @@ pub fn overlay(table: &mut Table, variables: &[Variable]) -> Result<(), String> 
             section(table, "admin", key, value)?;
         } else if let Some(rest) = name.strip_prefix("ROUTES_") {
             part(table, ("routes", "name", "sink"), "_SINK_", rest, value)?;
+        } else if let Some(rest) = name.strip_prefix("STORES_") {
+            store_of_many(table, rest, value)?;
         } else if let Some(rest) = name.strip_prefix("INBOXES_") {
             part(table, ("inboxes", "consumer", "from"), "_FROM_", rest, value)?;
         } else {
             return Err(format!(
                 "the variable {PREFIX}{name} is not known; use {PREFIX}STORE_URL, {PREFIX}RELAY_<KEY>, {PREFIX}RETENTION_<KEY>, {PREFIX}ARCHIVE_URL, {PREFIX}ADMIN_<KEY>, \
-                 {PREFIX}ROUTES_<NAME>_SINK_<KEY> and {PREFIX}INBOXES_<CONSUMER>_FROM_<KEY>, each also with {FILE}, and {PREFIX}LOG"
+                 {PREFIX}STORES_<NAME>_URL, {PREFIX}STORES_<NAME>_DISCOVER_STORE, {PREFIX}ROUTES_<NAME>_SINK_<KEY> and {PREFIX}INBOXES_<CONSUMER>_FROM_<KEY>, each also with {FILE}, and {PREFIX}LOG"
             ));
         }
     }
     Ok(())
+}
+
+/// Sets the URL of one of many stores, or of the database that is asked for them.
+fn store_of_many(table: &mut Table, rest: &str, value: &str) -> Result<(), String> {
+    if rest.ends_with("_DISCOVER_STORE") {
+        return part(table, ("stores", "name", "discover"), "_DISCOVER_", rest, value);
+    }
+    let unknown = || format!("the variable {PREFIX}STORES_{rest} matches nothing in [[stores]] of the file");
+    let wanted = rest.strip_suffix("_URL").ok_or_else(unknown)?;
+    let entries = table.get_mut("stores").and_then(Value::as_array_mut).ok_or_else(unknown)?;
+    let mut matching = entries.iter_mut().filter(|entry| is_named(entry, "name", wanted));
+    let entry = matching.next().and_then(Value::as_table_mut).ok_or_else(unknown)?;
+    if matching.next().is_some() {
+        return Err(format!(
+            "the variable {PREFIX}STORES_{rest} matches two entries of [[stores]]; rename one of them"
+        ));
+    }
+    entry.insert("url".to_owned(), Value::String(value.to_owned()));
+    Ok(())
+}
+
+/// Whether this entry has this name, as it is written in a variable.
+fn is_named(entry: &Value, name: &str, wanted: &str) -> bool {
+    let known = entry.get(name).and_then(Value::as_str).unwrap_or_default();
+    known.to_uppercase().replace(|c: char| !c.is_ascii_alphanumeric(), "_") == wanted
 }
 
 /// Sets a key in a part of the entry with this name in a list.
@@ -100,10 +127,7 @@ fn part(
     let unknown =
         || format!("the variable {PREFIX}{}_{rest} matches nothing in [[{list}]] of the file", list.to_uppercase());
     let (wanted, key) = rest.rsplit_once(between).ok_or_else(unknown)?;
-    let named = |entry: &&mut Value| {
-        let known = entry.get(name).and_then(Value::as_str).unwrap_or_default();
-        known.to_uppercase().replace(|c: char| !c.is_ascii_alphanumeric(), "_") == wanted
-    };
+    let named = |entry: &&mut Value| is_named(entry, name, wanted);
     let entries = table.get_mut(list).and_then(Value::as_array_mut).ok_or_else(unknown)?;
     let mut matching = entries.iter_mut().filter(named);
     let entry = matching.next().ok_or_else(unknown)?;

@@ -44,7 +44,8 @@ pub async fn inbox(args: InboxArgs, json: bool) -> Result<(), Failure> {
     let Verb::Prune(args) = args.verb;
     let deed = Deed { actor: actor(args.actor.as_deref()), reason: args.reason };
     let mut progress = Progress::new("rows");
-    let pruned = args.store.open()?.prune_inbox(args.older_than, &deed, &mut |pruned| progress.at(pruned)).await?;
+    let pruned =
+        args.store.open().await?.prune_inbox(args.older_than, &deed, &mut |pruned| progress.at(pruned)).await?;
     progress.end();
     if json {
         show!("{}", serde_json::json!({ "pruned": pruned }));

@@ -131,7 +131,7 @@ mod tests {
                 };
                 let config = crate::config::tests::parse(&text(&args).unwrap(), &[]).unwrap();
                 assert_eq!((config.routes.len(), config.inboxes.len()), (1, usize::from(inbox)));
-                assert_eq!(config.store_url, "sqlite:shop \"db");
+                assert_eq!(config.stores.one().unwrap(), "sqlite:shop \"db");
             }
         }
     }

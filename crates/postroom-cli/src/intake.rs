@@ -7,14 +7,13 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use postroom::{IntakeStatus, Previewed, lasting};
 
-use crate::ConfigArgs;
 use crate::actor::DeedArgs;
 use crate::config::{self, Taken};
 use crate::dead::duration;
 use crate::exit::{self, Failure};
 use crate::presets::intakes_of;
 use crate::say::{say, show};
-use crate::store;
+use crate::stores::OfStore;
 use crate::table::Table;
 
 pub use run::{finish, keep_taking};
@@ -28,7 +27,7 @@ pub struct IntakeArgs {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Show each table: how many rows are to be taken, taken, set aside, and why
-    List(ConfigArgs),
+    List(OfStore),
     /// Show what would be made of the next rows; changes nothing
     Preview(PreviewArgs),
     /// Let rows that were set aside be taken or marked again: all that were refused or are unmarked, or one by its key
@@ -40,7 +39,7 @@ enum Verb {
 #[derive(Debug, Args)]
 struct PreviewArgs {
     #[command(flatten)]
-    config: ConfigArgs,
+    of: OfStore,
     /// Name of the intake
     name: String,
     /// Maximum number of rows
@@ -54,7 +53,7 @@ struct PreviewArgs {
 #[derive(Debug, Args)]
 struct AgainArgs {
     #[command(flatten)]
-    config: ConfigArgs,
+    of: OfStore,
     /// Name of the intake
     name: String,
     /// Only the row with this key; needed for a row that may have been sent
@@ -67,7 +66,7 @@ struct AgainArgs {
 #[derive(Debug, Args)]
 struct FreeArgs {
     #[command(flatten)]
-    config: ConfigArgs,
+    of: OfStore,
     /// Name of the intake
     name: String,
     /// Only rows that were written, and due, at least this long ago, such as 1h
@@ -97,9 +96,8 @@ fn named<'a>(config: &'a config::Config, name: &str) -> Result<&'a Taken, Failur
     })
 }
 
-async fn list(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
-    let config = config::load(&args.config)?;
-    let store = store::open(&config.store_url)?;
+async fn list(args: &OfStore, json: bool) -> Result<(), Failure> {
+    let (config, store) = args.load().await?;
     let intakes = intakes_of(store.as_ref())?;
     let mut all: Vec<(&Taken, Result<IntakeStatus, String>)> = Vec::new();
     for taken in &config.intakes {
@@ -159,9 +157,8 @@ async fn list(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
 }
 
 async fn preview(args: PreviewArgs, json: bool) -> Result<(), Failure> {
-    let config = config::load(&args.config.config)?;
+    let (config, store) = args.of.load().await?;
     let taken = named(&config, &args.name)?;
-    let store = store::open(&config.store_url)?;
     let rows = intakes_of(store.as_ref())?.preview_intake(&taken.intake, args.limit as usize).await?;
     let shown: Vec<serde_json::Value> = rows.iter().map(|row| shown(row, args.payload)).collect();
     if json {
@@ -215,10 +212,9 @@ fn shown(row: &Previewed, payload: bool) -> serde_json::Value {
 }
 
 async fn again(args: AgainArgs, json: bool) -> Result<(), Failure> {
-    let config = config::load(&args.config.config)?;
+    let (config, store) = args.of.load().await?;
     let taken = named(&config, &args.name)?;
     let deed = args.deed.deed()?;
-    let store = store::open(&config.store_url)?;
     let rows = intakes_of(store.as_ref())?.take_again(&taken.intake, args.row.as_deref(), &deed).await?;
     if let (0, Some(row)) = (rows, &args.row) {
         let text =
@@ -233,7 +229,7 @@ async fn again(args: AgainArgs, json: bool) -> Result<(), Failure> {
 }
 
 async fn free(args: FreeArgs, json: bool) -> Result<(), Failure> {
-    let config = config::load(&args.config.config)?;
+    let (config, store) = args.of.load().await?;
     let taken = named(&config, &args.name)?;
     let Some(stuck) = &taken.stuck else {
         let text = format!(
@@ -243,7 +239,6 @@ async fn free(args: FreeArgs, json: bool) -> Result<(), Failure> {
         return Err(Failure::new(exit::CONFIG, text));
     };
     let deed = args.deed.deed()?;
-    let store = store::open(&config.store_url)?;
     let intakes = intakes_of(store.as_ref())?;
     let mut rows = 0;
     loop {

@@ -60,7 +60,7 @@ pub async fn keys(args: KeysArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List(args) => {
             let side = args.side.into();
-            let store = args.store.open()?;
+            let store = args.store.open().await?;
             let keys = store.waiting_keys(side, args.route.as_deref(), args.limit).await?;
             if keys.is_empty() && side == Side::Out {
                 known_route(store.as_ref(), args.route.as_deref()).await?;
@@ -84,7 +84,7 @@ async fn act(args: ActArgs, json: bool, what: KeyDeed) -> Result<(), Failure> {
         return Err(Failure::new(exit::USAGE, text));
     }
     let (route, key) = (args.route.as_str(), args.key.as_str());
-    let changed = args.store.open()?.act_on_key(route, key, what, &deed).await?;
+    let changed = args.store.open().await?.act_on_key(route, key, what, &deed).await?;
     let (done, nothing) = match what {
         KeyDeed::Park => ("is parked: its messages that no relay has claimed yet wait", "was already parked"),
         KeyDeed::Unpark => ("is resumed", "is not parked by an operator"),

@@ -35,6 +35,7 @@ mod send;
 mod sizes;
 mod status;
 mod store;
+mod stores;
 mod supervise;
 mod table;
 mod telemetry;
@@ -48,6 +49,7 @@ use std::sync::Arc;
 use clap::{Args, Parser, Subcommand};
 use postroom::{Store, redact_text};
 
+use crate::config::Stores;
 use crate::exit::Failure;
 use crate::say::{say, show};
 
@@ -81,6 +83,8 @@ enum Command {
     Run(ConfigArgs),
     /// Show what is waiting, which relays run, which sinks are up, and what needs attention
     Status(status::StatusArgs),
+    /// Show every store of a configuration with many: which are up, and what waits in them
+    Stores(stores::StoresArgs),
     /// Ask a running postroom whether it is ready; for probes of containers
     Health(health::HealthArgs),
     /// Show how large the tables are, how fast they grow, and when the store is full
@@ -130,8 +134,8 @@ struct ConfigArgs {
 struct StoreArgs {
     /// Store URL, `postgres://…`, `mysql://…` or `sqlite:FILE`; the scheme chooses the store. Other users of the machine can read arguments,
     /// so do not put a password here: set POSTROOM_STORE_URL, or set POSTROOM_STORE_URL_FILE to the name of a file that contains the
-    /// URL, or name a password file in PGPASSFILE
-    #[arg(long, value_name = "URL")]
+    /// URL, or name a password file in PGPASSFILE. Or the name of one of the configuration's [[stores]]
+    #[arg(long, value_name = "URL|NAME")]
     store: Option<String>,
     /// Configuration file to read the store URL from, if no URL is given
     #[arg(long, default_value = "postroom.toml", value_name = "FILE")]
@@ -139,16 +143,37 @@ struct StoreArgs {
 }
 
 impl StoreArgs {
-    /// Connects to nothing.
-    fn open(&self) -> Result<Arc<dyn Store>, Failure> {
+    /// Connects to nothing, unless a database has to be asked where the named one is.
+    async fn open(&self) -> Result<Arc<dyn Store>, Failure> {
         let url = match &self.store {
+            Some(name) if !name.contains(':') && self.config.exists() => match config::load(&self.config)?.stores {
+                Stores::Many(groups) => stores::named(&groups, name).await?.url,
+                Stores::One(_) => name.clone(),
+            },
             Some(url) => url.clone(),
             None => match environment::store_url().map_err(|problem| Failure::new(exit::CONFIG, problem))? {
                 Some(url) => url,
-                None => config::store_url(&self.config)?,
+                None => config::load(&self.config)?.stores.one()?.to_owned(),
             },
         };
         store::open(&url)
+    }
+
+    /// All stores of a configuration with many, if none of them is named.
+    fn many(&self) -> Result<Option<Vec<config::Group>>, Failure> {
+        let variable = environment::store_url().map_err(|problem| Failure::new(exit::CONFIG, problem))?;
+        if self.store.is_some() || variable.is_some() || !self.config.exists() {
+            return Ok(None);
+        }
+        Ok(match config::load(&self.config)?.stores {
+            Stores::Many(groups) => Some(groups),
+            Stores::One(_) => None,
+        })
+    }
+
+    /// The store is one of the configuration file, which says what else belongs to it.
+    fn is_from_the_configuration(&self) -> bool {
+        self.store.as_ref().is_none_or(|name| !name.contains(':'))
     }
 }
 
@@ -199,6 +224,7 @@ fn main() -> ExitCode {
             Command::Send(args) => send::send(args, cli.json).await,
             Command::Migrate(args) => migrate::migrate(args, cli.json).await,
             Command::Run(args) => run::run(&args.config, cli.json).await,
+            Command::Stores(args) => stores::stores(args, cli.json).await,
             Command::Status(args) => status::status(&args, cli.json).await,
             Command::Dead(args) => dead::dead(*args, cli.json).await,
             Command::Replay(args) => operations::replay(*args, cli.json).await,

@@ -88,7 +88,7 @@ async fn list(args: ListArgs, json: bool) -> Result<(), Failure> {
     if let Some(why) = filter.contradiction() {
         return Err(Failure::new(exit::USAGE, format!("no message can match: {why}")));
     }
-    let store = store.open()?;
+    let store = store.open().await?;
     known_route(store.as_ref(), filter.route.as_deref()).await?;
     let (began, mut listed) = (Instant::now(), store.messages(&filter, limit).await?);
     while let Some(next) = listed.next.as_deref().filter(|_| began.elapsed() < SEARCH_MAX) {
@@ -141,7 +141,7 @@ async fn list(args: ListArgs, json: bool) -> Result<(), Failure> {
 }
 
 async fn show(args: ShowArgs, json: bool) -> Result<(), Failure> {
-    let Some(message) = args.store.open()?.message(args.id).await? else {
+    let Some(message) = args.store.open().await?.message(args.id).await? else {
         let text = format!(
             "no message {} is stored: its transaction did not commit, or its row was deleted after it had been sent",
             args.id

@@ -4,9 +4,12 @@ use clap::Args;
 use postroom::{MigrateError, Migrated};
 
 use crate::StoreArgs;
+use crate::config::Group;
 use crate::exit::{self, Failure};
+use crate::progress::Progress;
 use crate::say::show;
 use crate::store;
+use crate::stores;
 
 #[derive(Debug, Args)]
 pub struct MigrateArgs {
@@ -27,7 +30,12 @@ pub struct MigrateArgs {
 pub async fn migrate(args: MigrateArgs, json: bool) -> Result<(), Failure> {
     // A script can be printed without any store.
     let nameless = args.print_sql && args.store.store.is_none() && !args.store.config.exists();
-    let store = if nameless { store::open("postgres://localhost")? } else { args.store.open()? };
+    if let Some(groups) = args.store.many()?
+        && !args.print_sql
+    {
+        return migrate_all(&groups, &args, json).await;
+    }
+    let store = if nameless { store::open("postgres://localhost")? } else { args.store.open().await? };
     if args.print_sql {
         let script = store.print_sql(args.lanes)?;
         if json {
@@ -62,6 +70,61 @@ pub async fn migrate(args: MigrateArgs, json: bool) -> Result<(), Failure> {
         for name in &applied {
             show!("{shown}: applied {name}");
         }
+    }
+    Ok(())
+}
+
+/// Every store of a configuration with many, one after the other. One that fails is told, and the others are brought up to date all the same.
+async fn migrate_all(groups: &[Group], args: &MigrateArgs, json: bool) -> Result<(), Failure> {
+    let (all, troubles) = stores::all(groups).await;
+    let (mut shown, mut failed) = (Vec::new(), troubles.len());
+    let mut progress = Progress::new("stores");
+    for (done, one) in all.iter().enumerate() {
+        let outcome = async {
+            let store = store::open(&one.url)?;
+            Ok::<_, Failure>(if args.plan {
+                let plan = store.plan().await?;
+                (plan.version, plan.steps.iter().map(|step| format!("{:04} {}", step.number, step.name)).collect())
+            } else {
+                let Migrated { applied, version } = store.migrate(args.lanes).await?;
+                (version, applied.iter().map(|(number, name)| format!("{number:04} {name}")).collect::<Vec<String>>())
+            })
+        };
+        let outcome = outcome.await;
+        failed += usize::from(outcome.is_err());
+        shown.push((one.name.clone(), outcome));
+        progress.at(done as u64 + 1);
+    }
+    progress.end();
+    let what = if args.plan { "would apply" } else { "applied" };
+    if json {
+        let of = |(name, outcome): &(std::sync::Arc<str>, Result<(i64, Vec<String>), Failure>)| match outcome {
+            Ok((version, steps)) => {
+                serde_json::json!({ "store": &**name, "schema_version": version, "steps": steps, "problem": null })
+            }
+            Err(failure) => {
+                serde_json::json!({ "store": &**name, "schema_version": null, "steps": [], "problem": failure.text })
+            }
+        };
+        let not_found: Vec<_> =
+            troubles.iter().map(|(group, why)| serde_json::json!({ "stores": group, "problem": why })).collect();
+        show!(
+            "{}",
+            serde_json::json!({ "plan": args.plan, "stores": shown.iter().map(of).collect::<Vec<_>>(), "not_found": not_found })
+        );
+    } else {
+        for (name, outcome) in &shown {
+            match outcome {
+                Ok((version, steps)) if steps.is_empty() => show!("{name}: up to date at schema version {version}"),
+                Ok((version, steps)) => show!("{name}: at schema version {version}, {what} {}", steps.join(", ")),
+                Err(failure) => show!("{name}: failed: {}", failure.text),
+            }
+        }
+        troubles.iter().for_each(|(group, why)| show!("the databases of {group} could not be asked for: {why}"));
+    }
+    if failed > 0 {
+        let text = format!("{failed} of {} could not be brought up to date", shown.len() + troubles.len());
+        return Err(Failure { answered: true, ..Failure::new(exit::FAILURE, text) });
     }
     Ok(())
 }

@@ -191,7 +191,7 @@ pub async fn replay(args: ReplayArgs, json: bool) -> Result<(), Failure> {
         return Err(Failure::new(exit::USAGE, "--since is not before --until, so no message can match"));
     }
     let archive = args.from_archive.then(|| args.archive.open(&store)).transpose()?;
-    let store = store.open()?;
+    let store = store.open().await?;
     let route = the_route(store.as_ref(), route).await?;
     if let Some(name) = &args.missing {
         filter.ids = reconcile::missing(store.as_ref(), name).await?;
@@ -349,7 +349,7 @@ fn preview(operation: &NewOperation, survey: &Survey) -> Vec<String> {
 pub async fn operations(args: OperationsArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List { store, limit } => {
-            let found = store.open()?.operations(None, limit).await?;
+            let found = store.open().await?.operations(None, limit).await?;
             if json {
                 show!("{}", serde_json::json!({ "operations": found }));
                 return Ok(());
@@ -387,7 +387,7 @@ pub async fn operations(args: OperationsArgs, json: bool) -> Result<(), Failure>
             table.lines().iter().for_each(|line| show!("{line}"));
             Ok(())
         }
-        Verb::Show { store, id, wait } => report(store.open()?.as_ref(), id, wait, json).await,
+        Verb::Show { store, id, wait } => report(store.open().await?.as_ref(), id, wait, json).await,
         Verb::Pause(args) => steer(args, Steer::Pause, json).await,
         Verb::Resume(args) => steer(args, Steer::Resume, json).await,
         Verb::Cancel(args) => steer(args, Steer::Cancel, json).await,
@@ -396,7 +396,7 @@ pub async fn operations(args: OperationsArgs, json: bool) -> Result<(), Failure>
 
 async fn steer(args: SteerArgs, what: Steer, json: bool) -> Result<(), Failure> {
     let deed = args.deed.deed()?;
-    let store = args.store.open()?;
+    let store = args.store.open().await?;
     if store.steer_operation(args.id, what, &deed).await? {
         let operation = one(store.as_ref(), args.id).await?;
         if json {

@@ -105,7 +105,7 @@ pub async fn presets(args: PresetsArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List => list(json),
         Verb::Show { name } => one(&name, json),
-        Verb::Detect(store) => detect(store.open()?.as_ref(), json).await,
+        Verb::Detect(store) => detect(store.open().await?.as_ref(), json).await,
     }
 }
 

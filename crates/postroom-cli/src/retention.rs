@@ -59,7 +59,7 @@ pub async fn prune(args: PruneArgs, json: bool) -> Result<(), Failure> {
     let archive = archive.options(&store)?;
     let mut archiver = archive.as_ref().map(Archiver::open).transpose()?;
     let routes = routes_of(&store);
-    let store = store.open()?;
+    let store = store.open().await?;
     if retention.parts().contains(&Part::Outbox) {
         let unknown = unregistered(store.as_ref(), &routes).await?;
         if !unknown.is_empty() {
@@ -110,7 +110,7 @@ pub async fn prune(args: PruneArgs, json: bool) -> Result<(), Failure> {
 
 /// Names of the routes of the configuration file, when the store is named there too or by a variable.
 fn routes_of(store: &StoreArgs) -> Vec<String> {
-    let config = if store.store.is_none() { config::load(&store.config).ok() } else { None };
+    let config = if store.is_from_the_configuration() { config::load(&store.config).ok() } else { None };
     config.map_or_else(Vec::new, |config| config.routes.into_iter().map(|routed| routed.route.name).collect())
 }
 
@@ -134,6 +134,26 @@ fn sweep(retention: &Retention, archiver: Option<&Archiver>) -> Sweep {
     let mut sweep = Sweep::begin(retention);
     sweep.parts.retain(|part| archiver.is_none() || *part != Part::Outbox);
     sweep
+}
+
+/// One pass, given up after this long; what is left is removed by the next one. Nothing of the outbox before these routes are registered.
+pub async fn pass_once(
+    retention: &Retention,
+    store: &dyn Store,
+    routes: &[String],
+    within: Duration,
+) -> Result<Removed, StoreError> {
+    let (began, mut removed) = (Instant::now(), Removed::default());
+    let mut sweep = sweep(retention, None);
+    if !unregistered(store, routes).await?.is_empty() {
+        sweep.parts.retain(|part| *part != Part::Outbox);
+    }
+    while !sweep.is_over() && began.elapsed() < within {
+        let step = Instant::now();
+        removed += store.retain(retention, &mut sweep).await?;
+        tokio::time::sleep((step.elapsed() * PAUSE_TIMES).max(PAUSE_LEAST)).await;
+    }
+    Ok(removed)
 }
 
 /// Passes over the store for ever, one step at a time. With an archive, no message is removed that it does not have; and none

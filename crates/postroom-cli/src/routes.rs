@@ -62,7 +62,7 @@ struct ForgetArgs {
 pub async fn routes(args: RoutesArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::List(args) => {
-            let routes = args.open()?.routes().await?;
+            let routes = args.open().await?.routes().await?;
             print(&routes, json);
             Ok(())
         }
@@ -74,7 +74,7 @@ pub async fn routes(args: RoutesArgs, json: bool) -> Result<(), Failure> {
 async fn set(args: SetArgs, json: bool) -> Result<(), Failure> {
     let change = change(&args).map_err(|text| Failure::new(exit::USAGE, text))?;
     let (route, deed) = (args.route.as_str(), args.deed.deed()?);
-    let now = args.store.open()?.set_route(route, &change, &deed).await?;
+    let now = args.store.open().await?.set_route(route, &change, &deed).await?;
     let Some(now) = now else {
         let text = format!("there is no route {route:?}; `postroom routes list` shows them. Nothing was changed");
         return Err(Failure::new(exit::FAILURE, text));
@@ -92,7 +92,7 @@ async fn set(args: SetArgs, json: bool) -> Result<(), Failure> {
 
 async fn forget(args: ForgetArgs, json: bool) -> Result<(), Failure> {
     let (route, deed) = (args.route.as_str(), args.deed.deed()?);
-    let Some(forgotten) = args.store.open()?.forget_route(route, args.discard, &deed).await? else {
+    let Some(forgotten) = args.store.open().await?.forget_route(route, args.discard, &deed).await? else {
         let text = format!("there is no route {route:?}; `postroom routes list` shows them. Nothing was changed");
         return Err(Failure::new(exit::FAILURE, text));
     };

@@ -60,7 +60,7 @@ pub async fn send(args: SendArgs, json: bool) -> Result<(), Failure> {
     }
     let id = message.id;
     message.check().map_err(|error| Failure::new(exit::USAGE, format!("the message was not written: {error}")))?;
-    args.store.open()?.send(&message).await?;
+    args.store.open().await?.send(&message).await?;
     if json {
         show!("{}", serde_json::json!({ "id": id.to_string() }));
     } else {

@@ -19,7 +19,7 @@ pub struct SizesArgs {
 }
 
 pub async fn sizes(args: &SizesArgs, json: bool) -> Result<(), Failure> {
-    let vitals = args.store.open()?.vitals().await?;
+    let vitals = args.store.open().await?.vitals().await?;
     // Whoever names a store by its URL need not have a configuration.
     let capacity = args.capacity.or_else(|| {
         let named = args.store.config.exists().then(|| config::load(&args.store.config).ok());

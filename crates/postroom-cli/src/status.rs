@@ -98,7 +98,7 @@ const LEFT_OUT: f64 = 3.0;
 const LONG: f64 = 60.0;
 
 pub async fn status(args: &StatusArgs, json: bool) -> Result<(), Failure> {
-    let store = args.store.open()?;
+    let store = args.store.open().await?;
     loop {
         let status = store.status().await;
         if let (Err(error), Some(every)) = (&status, args.watch)

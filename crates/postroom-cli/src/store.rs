@@ -33,7 +33,29 @@ pub fn open(url: &str) -> Opened {
     })
 }
 
+/// The same with few connections, for programs that work with many stores: so many routes and intakes of each. How many connections that are.
+pub fn open_frugal(url: &str, routes: usize, intakes: usize) -> Result<(Arc<dyn Store>, usize), Failure> {
+    if let Some(connector) = postgres_connector(url) {
+        let connector = connector.map_err(|error| Failure::of(exit::USAGE, &error))?;
+        let (database, connections) = postroom_postgres::Database::frugal(connector, intakes);
+        return Ok((Arc::new(database), connections));
+    }
+    if is_mysql(url) {
+        let frugal = postroom_mysql::Database::frugal(url, routes);
+        let (database, connections) = frugal.map_err(|error| Failure::of(exit::USAGE, &error))?;
+        return Ok((Arc::new(database), connections));
+    }
+    // A file has no connections that anybody counts.
+    open(url).map(|store| (store, 1))
+}
+
 fn postgres(url: &str) -> Option<Opened> {
+    let store = postgres_connector(url)?;
+    let store = store.map(|connector| Arc::new(postroom_postgres::Database::of(connector)) as Arc<dyn Store>);
+    Some(store.map_err(|error| Failure::of(exit::USAGE, &error)))
+}
+
+fn postgres_connector(url: &str) -> Option<Result<postroom_postgres::Connector, postroom_postgres::InvalidUrl>> {
     if !["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
         return None;
     }
@@ -41,12 +63,15 @@ fn postgres(url: &str) -> Option<Opened> {
         Some(file) => connector.password_from(Path::new(&file)),
         None => Ok(connector),
     });
-    let store = connector.map(|connector| Arc::new(postroom_postgres::Database::of(connector)) as Arc<dyn Store>);
-    Some(store.map_err(|error| Failure::of(exit::USAGE, &error)))
+    Some(connector)
+}
+
+fn is_mysql(url: &str) -> bool {
+    ["mysql://", "mariadb://"].iter().any(|scheme| url.starts_with(scheme))
 }
 
 fn mysql(url: &str) -> Option<Opened> {
-    if !["mysql://", "mariadb://"].iter().any(|scheme| url.starts_with(scheme)) {
+    if !is_mysql(url) {
         return None;
     }
     let store = postroom_mysql::Database::new(url).map(|database| Arc::new(database) as Arc<dyn Store>);

@@ -16,7 +16,7 @@ pub struct WhyArgs {
 }
 
 pub async fn why(args: WhyArgs, json: bool) -> Result<(), Failure> {
-    let store = args.store.open()?;
+    let store = args.store.open().await?;
     let found = store.whereabouts(args.id).await?;
     let received = store.receptions(args.id).await?;
     if found.is_empty() && received.is_empty() {

@@ -6,14 +6,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use mysql_async::{Conn, Opts};
 use postroom::{
-    Archivable, ArchiveState, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis,
-    Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake, IntakeStatus, Intakes, Keeper, KeyDeed,
-    Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, NewOperation,
-    OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable, Reconciled, Removed, Restored,
-    Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper, ShownOperation, ShownRoute, Side,
-    Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Stuck, Survey, Sweep, TableIndex,
-    TableName, Tally, TookIn, TopicFilter, Turn, Unhandled, UnroutedTopic, Unwritten, Vitals, WaitingKey, Whereabouts,
-    redact_url,
+    Archivable, ArchiveState, ArchivedMessage, Consumer, DISCOVER, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed,
+    Diagnosis, Discovered, Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake, IntakeStatus,
+    Intakes, Keeper, KeyDeed, Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated,
+    MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable,
+    Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper,
+    ShownOperation, ShownRoute, Side, Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage,
+    Stuck, Survey, Sweep, TableIndex, TableName, Tally, TookIn, TopicFilter, Turn, Unhandled, UnroutedTopic, Unwritten,
+    Vitals, WaitingKey, Whereabouts, redact_url,
 };
 
 use crate::connect::options_of;
@@ -43,6 +43,13 @@ impl Database {
         Ok(Self { shown: redact_url(url), desk: Arc::new(Desk::new(options_of(url)?)) })
     }
 
+    /// The same with few connections, for programs that work with many databases: two for each of so many routes, and one for operators'
+    /// calls, which take turns. How many that are.
+    pub fn frugal(url: &str, routes: usize) -> Result<(Self, usize), StoreError> {
+        let desk = Desk::new(options_of(url)?).one_at_a_time();
+        Ok((Self { shown: redact_url(url), desk: Arc::new(desk) }, 2 * routes + 1))
+    }
+
     /// How it is reached.
     pub fn opts(&self) -> &Opts {
         self.desk.opts()
@@ -57,6 +64,11 @@ const COMPARE: &str = "compare messages with effects";
 impl Operator for Database {
     async fn status(&self) -> Result<StoreStatus, StoreError> {
         self.desk.call("read the status", async |conn: &mut Conn| operate::status(conn).await).await
+    }
+
+    async fn work_waits(&self, routes: &[String]) -> Result<bool, StoreError> {
+        let what = "look whether something is to be sent";
+        self.desk.call(what, async |conn: &mut Conn| operate::work_waits(conn, routes).await).await
     }
 
     async fn unrouted_topics(&self) -> Result<Vec<UnroutedTopic>, StoreError> {
@@ -435,6 +447,10 @@ impl Store for Database {
     fn keeper(&self, consumer: &Consumer) -> Arc<dyn Keeper> {
         let opts = self.opts().clone();
         SessionKeeper::<Mysql>::new(consumer.clone(), move || MysqlSession::new(&opts))
+    }
+
+    async fn discover(&self, query: &str) -> Result<Vec<Discovered>, StoreError> {
+        self.desk.call(DISCOVER, async |conn: &mut Conn| reconcile::discover(conn, query).await).await
     }
 
     async fn send(&self, message: &Message) -> Result<(), StoreError> {

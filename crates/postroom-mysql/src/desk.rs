@@ -20,6 +20,8 @@ const TRIES: usize = 5;
 pub(crate) struct Desk {
     opts: Opts,
     idle: Mutex<Vec<Conn>>,
+    /// Calls take turns on one connection.
+    turn: Option<tokio::sync::Mutex<()>>,
 }
 
 /// Why a call failed: the server said it, or we did.
@@ -48,7 +50,12 @@ impl From<serde_json::Error> for Failed {
 
 impl Desk {
     pub fn new(opts: Opts) -> Self {
-        Self { opts, idle: Mutex::default() }
+        Self { opts, idle: Mutex::default(), turn: None }
+    }
+
+    /// With one connection, which calls use in turn.
+    pub fn one_at_a_time(self) -> Self {
+        Self { turn: Some(tokio::sync::Mutex::default()), ..self }
     }
 
     pub fn opts(&self) -> &Opts {
@@ -82,6 +89,10 @@ impl Desk {
     }
 
     async fn tried<T>(&self, work: impl AsyncFnOnce(&mut Conn) -> Result<T, Failed>) -> Result<T, Failed> {
+        let _turn = match &self.turn {
+            Some(turn) => Some(turn.lock().await),
+            None => None,
+        };
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         // It may have been closed by the server since.
         if let Some(conn) = &mut idle

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postroom::{BoxError, StoreError, Wake, redact_url};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 use tokio_postgres::config::Host;
 use tokio_postgres::tls::MakeTlsConnect;
@@ -50,6 +51,8 @@ pub struct Connector {
     shown: String,
     /// Hosts and ports, for people.
     to: Arc<str>,
+    /// One for each connection that may be open at the same time; none: as many as are asked for.
+    places: Option<Arc<Semaphore>>,
 }
 
 impl std::fmt::Debug for Connector {
@@ -95,7 +98,7 @@ impl Connector {
         } else {
             to.collect::<Vec<_>>().join(", ")
         };
-        Ok(Self { config, tls: MakeRustlsConnect::new(tls), shown: redact_url(url), to: to.into() })
+        Ok(Self { config, tls: MakeRustlsConnect::new(tls), shown: redact_url(url), to: to.into(), places: None })
     }
 
     /// Takes the password from a file in PostgreSQL's own format (`host:port:database:user:password`, `*` matches anything), unless the
@@ -120,6 +123,11 @@ impl Connector {
             self.config.password(password);
         }
         Ok(self)
+    }
+
+    /// With so many connections open at the same time, at most; who asks for more waits for one to be closed.
+    pub(crate) fn at_most(&self, connections: usize) -> Self {
+        Self { places: Some(Arc::new(Semaphore::new(connections))), ..self.clone() }
     }
 
     /// The URL without its password.
@@ -149,7 +157,24 @@ impl Connector {
 
     /// Opens a connection; a task drives it until the client is dropped.
     pub async fn connect(&self) -> Result<Client, StoreError> {
-        self.open(&self.config).await
+        let place = match &self.places {
+            None => None,
+            Some(places) => {
+                let acquired = tokio::time::timeout(PLACE_WITHIN, places.clone().acquire_owned()).await;
+                let unavailable = |source: BoxError| StoreError::Unavailable { what: "wait for a connection", source };
+                Some(
+                    acquired
+                        .map_err(|_| unavailable(ALL_IN_USE.into()))?
+                        .map_err(|closed| unavailable(closed.into()))?,
+                )
+            }
+        };
+        self.open(&self.config, place).await
+    }
+
+    /// One more than there may be, to see whether the server is there while the others are busy.
+    pub(crate) async fn connect_beyond(&self) -> Result<Client, StoreError> {
+        self.open(&self.config, None).await
     }
 
     /// Opens a connection whose session begins with these settings, written as `-c name=value`. They are part of the start-up
@@ -158,13 +183,13 @@ impl Connector {
         let mut config = self.config.clone();
         let given = config.get_options().unwrap_or_default().to_owned();
         config.options(format!("{given} {settings}").trim());
-        match self.open(&config).await {
+        match self.open(&config, None).await {
             Err(StoreError::Unavailable { source, .. }) if refuses_settings(source.as_ref()) => Err(behind_a_pooler()),
             opened => opened,
         }
     }
 
-    async fn open(&self, config: &Config) -> Result<Client, StoreError> {
+    async fn open(&self, config: &Config, place: Option<OwnedSemaphorePermit>) -> Result<Client, StoreError> {
         let (client, connection) = self.handshake(config).await?;
         // Such a database checks nothing, but would refuse to show us a row with bytes that are no UTF-8.
         let unchecked = connection.parameter("server_encoding") == Some("SQL_ASCII");
@@ -172,6 +197,7 @@ impl Connector {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a database connection ended");
             }
+            drop(place);
         });
         if unchecked {
             client
@@ -213,6 +239,9 @@ impl Connector {
     }
 }
 
+/// Whoever holds a connection needs it for one thing, which takes no longer.
+const PLACE_WITHIN: Duration = Duration::from_secs(60);
+const ALL_IN_USE: &str = "all connections that this database may have are in use";
 const UNREADABLE: &str = "it cannot be parsed; write postgres://USER:PASSWORD@HOST:PORT/DATABASE, with special characters of user and \
                           password percent-encoded (@ as %40, : as %3A, / as %2F, ? as %3F, # as %23, % as %25)";
 

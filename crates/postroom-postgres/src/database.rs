@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Archivable, ArchiveState, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis,
-    Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake, IntakeStatus, Intakes, Keeper, KeyDeed,
-    Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, NewOperation,
-    OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable, Reconciled, Removed, Restored,
-    Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper, ShownOperation, ShownRoute, Side,
-    Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Stuck, Survey, Sweep, TableIndex,
-    TableName, Tally, TookIn, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Wake, Whereabouts,
+    Archivable, ArchiveState, ArchivedMessage, Consumer, DISCOVER, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed,
+    Diagnosis, Discovered, Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake, IntakeStatus,
+    Intakes, Keeper, KeyDeed, Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated,
+    MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable,
+    Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper,
+    ShownOperation, ShownRoute, Side, Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage,
+    Stuck, Survey, Sweep, TableIndex, TableName, Tally, TookIn, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals,
+    WaitingKey, Wake, Whereabouts,
 };
 
 use crate::Postgres;
@@ -58,8 +59,11 @@ pub(crate) struct Links {
     pub repair: tokio::sync::Mutex<Repair>,
     /// Steps of operations, while there are any.
     pub steps: tokio::sync::Mutex<Option<OperatorSession>>,
-    /// Steps of intakes.
+    /// Steps of intakes, and how their connections are opened.
     pub intakes: intake::AllKept,
+    pub intake_connector: Arc<Connector>,
+    /// A connection is kept for the steps of operations.
+    pub keeps_steps: bool,
     /// For what is rarely done.
     pub connector: Arc<Connector>,
     /// Statistics are being refreshed.
@@ -116,6 +120,8 @@ const WRITE_SETTINGS: &str = "-c lock_timeout=500ms";
 const WRITE_CONNECTIONS_MAX: usize = 6;
 const LEASE_SETTINGS: &str = "-c lock_timeout=250ms";
 const LEASE_CONNECTIONS_MAX: usize = 4;
+/// Claims, writes, leases, repairs, and operators' calls.
+const FRUGAL_CONNECTIONS: usize = 5;
 
 impl Database {
     /// Reads a `postgres://` URL as [`Connector::new`] does; connects to nothing.
@@ -125,16 +131,29 @@ impl Database {
 
     /// The database that this connector leads to.
     pub fn of(connector: Connector) -> Self {
+        Self::with(connector, [CLAIM_CONNECTIONS_MAX, WRITE_CONNECTIONS_MAX, LEASE_CONNECTIONS_MAX], None)
+    }
+
+    /// The same with few connections, for programs that work with many databases: one each for claims, writes, renewals and repairs of
+    /// positions, one for operators' calls, which take turns, and one for each of so many intakes. How many that are.
+    pub fn frugal(connector: Connector, intakes: usize) -> (Self, usize) {
+        let calls = connector.at_most(1);
+        (Self::with(calls, [1, 1, 1], Some(intakes)), FRUGAL_CONNECTIONS + intakes)
+    }
+
+    fn with(connector: Connector, [claims, writes, leases]: [usize; 3], frugal: Option<usize>) -> Self {
         let (connector, server) = (Arc::new(connector), Arc::new(Server::default()));
         let link = |settings, connections_max| Link::new(connector.clone(), server.clone(), settings, connections_max);
         let links = Links {
-            claims: link(CLAIM_SETTINGS, CLAIM_CONNECTIONS_MAX),
-            writes: link(WRITE_SETTINGS, WRITE_CONNECTIONS_MAX),
-            leases: link(LEASE_SETTINGS, LEASE_CONNECTIONS_MAX),
+            claims: link(CLAIM_SETTINGS, claims),
+            writes: link(WRITE_SETTINGS, writes),
+            leases: link(LEASE_SETTINGS, leases),
             repairs: link("", 1),
             repair: tokio::sync::Mutex::default(),
             steps: tokio::sync::Mutex::default(),
             intakes: intake::AllKept::default(),
+            intake_connector: frugal.map_or_else(|| connector.clone(), |intakes| Arc::new(connector.at_most(intakes))),
+            keeps_steps: frugal.is_none(),
             connector: connector.clone(),
             refreshing: AtomicBool::new(false),
             server: server.clone(),
@@ -158,6 +177,11 @@ const COMPARE: &str = "compare messages with effects";
 impl Operator for Database {
     async fn status(&self) -> Result<StoreStatus, StoreError> {
         within(&self.connector, "read the status", operate::status(&self.connector)).await
+    }
+
+    async fn work_waits(&self, routes: &[String]) -> Result<bool, StoreError> {
+        within(&self.connector, "look whether something is to be sent", operate::work_waits(&self.connector, routes))
+            .await
     }
 
     async fn unrouted_topics(&self) -> Result<Vec<UnroutedTopic>, StoreError> {
@@ -286,7 +310,12 @@ impl Operator for Database {
 
     async fn step_operations(&self) -> Result<Stepped, StoreError> {
         let mut kept = self.links.steps.lock().await;
-        within(&self.connector, "carry out operations", operations::step(&self.connector, &mut kept)).await
+        let stepped =
+            within(&self.connector, "carry out operations", operations::step(&self.connector, &mut kept)).await;
+        if !self.links.keeps_steps {
+            *kept = None;
+        }
+        stepped
     }
 
     async fn prune_inbox(
@@ -315,12 +344,12 @@ impl Intakes for Database {
     }
 
     async fn take_in(&self, of: &Intake, max: usize) -> Result<TookIn, StoreError> {
-        let work = intake::take_in(&self.connector, &self.links.intakes, of, max);
+        let work = intake::take_in(&self.links.intake_connector, &self.links.intakes, of, max);
         within(&self.connector, "take rows of a table", work).await
     }
 
     async fn mark_rows(&self, of: &Intake, after: i64, max: usize) -> Result<MarkedRows, StoreError> {
-        let work = intake::mark_rows(&self.connector, &self.links.intakes, of, after, max);
+        let work = intake::mark_rows(&self.links.intake_connector, &self.links.intakes, of, after, max);
         within(&self.connector, "mark rows that were sent", work).await
     }
 
@@ -489,6 +518,10 @@ impl Store for Database {
     fn keeper(&self, consumer: &Consumer) -> Arc<dyn Keeper> {
         let connector = self.connector.as_ref().clone();
         SessionKeeper::<Postgres>::new(consumer.clone(), move || PostgresSession::new(connector.clone()))
+    }
+
+    async fn discover(&self, query: &str) -> Result<Vec<Discovered>, StoreError> {
+        within(&self.connector, DISCOVER, reconcile::discover(&self.connector, query)).await
     }
 
     async fn send(&self, message: &Message) -> Result<(), StoreError> {

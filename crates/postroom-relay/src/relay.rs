@@ -37,6 +37,7 @@ pub struct Relay {
     stop_deadline: Duration,
     seed: u64,
     sink_name: Option<String>,
+    brief: bool,
     observer: Arc<dyn Observer>,
     live: Live<RouteNow>,
 }
@@ -70,6 +71,7 @@ impl Relay {
             stop_deadline: Duration::from_secs(20),
             seed: 0,
             sink_name: None,
+            brief: false,
             observer: Arc::new(()),
             live: Live::new(),
         }
@@ -108,6 +110,12 @@ impl Relay {
     /// A name for the sink, for people, without secrets; shown by `postroom status`.
     pub fn sink_named(mut self, name: impl Into<String>) -> Self {
         self.sink_name = Some(name.into());
+        self
+    }
+
+    /// It is one of many that run for a short time each: that it stops is logged for debugging only.
+    pub fn brief(mut self) -> Self {
+        self.brief = true;
         self
     }
 
@@ -180,7 +188,12 @@ impl Relay {
                 biased;
                 () = &mut stop, if deadline.is_none() => {
                     deadline = Some(Instant::now() + self.stop_deadline);
-                    tracing::info!(route = %self.route.name, in_flight = engine.in_flight(), "stopping: finishing the messages in flight");
+                    let (route, in_flight) = (&self.route.name, engine.in_flight());
+                    if self.brief {
+                        tracing::debug!(%route, in_flight, "stopping: finishing the messages in flight");
+                    } else {
+                        tracing::info!(%route, in_flight, "stopping: finishing the messages in flight");
+                    }
                     Some(Input::Stop)
                 }
                 Some(input) = work.next(), if !work.is_empty() => input,

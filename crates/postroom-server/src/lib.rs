@@ -5,9 +5,11 @@
 
 pub mod admin;
 mod ask;
+mod fleet;
 mod metrics;
 mod sampler;
 
 pub use ask::{Answer, AskFailed, ask};
-pub use metrics::{Exported, Inboxes, Meter, Metrics, Routes};
+pub use fleet::{Fleet, FleetLimits, FleetTask, Seen, StandingWord, StoreStanding, WorkEnded};
+pub use metrics::{Exported, FleetShown, Inboxes, Meter, Metrics, Routes};
 pub use sampler::Sampler;

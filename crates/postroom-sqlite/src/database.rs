@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    Archivable, ArchiveState, ArchivedMessage, Consumer, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed, Diagnosis,
-    Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake, IntakeStatus, Intakes, Keeper, KeyDeed,
-    Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated, MigrationPlan, Needs, NewOperation,
-    OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable, Reconciled, Removed, Restored,
-    Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper, ShownOperation, ShownRoute, Side,
-    Source, Span, StartAt, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage, Stuck, Survey, Sweep,
-    TableIndex, TableName, Tally, TookIn, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals, WaitingKey, Whereabouts,
-    redact_url,
+    Archivable, ArchiveState, ArchivedMessage, Consumer, DISCOVER, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed,
+    Diagnosis, Discovered, Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake, IntakeStatus,
+    Intakes, Keeper, KeyDeed, Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated,
+    MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable,
+    Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper,
+    ShownOperation, ShownRoute, Side, Source, Span, StartAt, Steer, Stepped, Store, StoreError, StoreStatus,
+    StoredMessage, Stuck, Survey, Sweep, TableIndex, TableName, Tally, TookIn, TopicFilter, Turn, Unhandled,
+    UnroutedTopic, Vitals, WaitingKey, Whereabouts, redact_url,
 };
 use rusqlite::Connection;
 
@@ -75,6 +75,12 @@ const COMPARE: &str = "compare messages with effects";
 impl Operator for Database {
     async fn status(&self) -> Result<StoreStatus, StoreError> {
         self.on_thread("read the status", |connection| operate::status(connection)).await
+    }
+
+    async fn work_waits(&self, routes: &[String]) -> Result<bool, StoreError> {
+        let routes = routes.to_vec();
+        let what = "look whether something is to be sent";
+        self.on_thread(what, move |connection| operate::work_waits(connection, &routes)).await
     }
 
     async fn unrouted_topics(&self) -> Result<Vec<UnroutedTopic>, StoreError> {
@@ -479,6 +485,11 @@ impl Store for Database {
     fn keeper(&self, consumer: &Consumer) -> Arc<dyn Keeper> {
         let path = self.path.clone();
         SessionKeeper::<Sqlite>::new(consumer.clone(), move || SqliteSession::new(&path))
+    }
+
+    async fn discover(&self, query: &str) -> Result<Vec<Discovered>, StoreError> {
+        let query = query.to_owned();
+        self.on_thread(DISCOVER, move |connection| reconcile::discover(connection, &query)).await
     }
 
     async fn send(&self, message: &Message) -> Result<(), StoreError> {

@@ -43,6 +43,11 @@ pub fn checkout_binary() -> PathBuf {
     required("POSTROOM_CHECKOUT_BIN").into()
 }
 
+/// The example of the articles' systems.
+pub fn articles_binary() -> PathBuf {
+    required("POSTROOM_ARTICLES_BIN").into()
+}
+
 /// A new empty folder under the test run's scratch folder.
 ///
 /// # Panics

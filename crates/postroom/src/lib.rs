@@ -106,7 +106,10 @@ pub use source::{Claimed, LostLane, Noted, Report, Settled, Source, Standing, Wa
 pub use status::{
     InboxStatus, LinkStatus, LinkTrouble, ReconciledStatus, RouteStatus, StoreStatus, UnroutedTopic, WorkerStatus,
 };
-pub use store::{Finding, LANES_DEFAULT, MigrateError, Migrated, MigrationPlan, MigrationStep, Needs, Store};
+pub use store::{
+    DISCOVER, DISCOVERED_MAX, Discovered, Finding, LANES_DEFAULT, MigrateError, Migrated, MigrationPlan, MigrationStep,
+    Needs, Store,
+};
 pub use subscription::{Answer, Arrival, Bound, Partition, Receipt, Received, Subscription};
 pub use topics::{InvalidTopicPattern, TopicFilter};
 pub use trace::{MessageSpan, Step};

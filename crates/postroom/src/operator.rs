@@ -31,6 +31,11 @@ pub trait Operator: Archivable + Reconcilable {
     /// Backlog, parked and dead messages, and who relays them.
     async fn status(&self) -> Result<StoreStatus, StoreError>;
 
+    /// Whether a relay of these routes would find something to do now, for programs that look at many stores in turn: messages that it has not
+    /// read, parked ones that are due, operations that go on, or a route that is not registered yet. True where it is not sure; never false
+    /// where something has committed and is due.
+    async fn work_waits(&self, routes: &[String]) -> Result<bool, StoreError>;
+
     /// Topics that no route takes, among the newest messages, most messages first; part of the status, and cheap enough to call once
     /// a minute.
     async fn unrouted_topics(&self) -> Result<Vec<UnroutedTopic>, StoreError>;

@@ -18,6 +18,40 @@ use crate::wake::Wake;
 /// Lanes of a new schema: more relays than this cannot share the work of a route.
 pub const LANES_DEFAULT: u16 = 16;
 
+/// So many databases a query may find.
+pub const DISCOVERED_MAX: usize = 10_000;
+
+/// A database that a query found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Discovered {
+    /// Its name.
+    pub name: String,
+    /// Its URL, if the query says it.
+    pub url: Option<String>,
+}
+
+impl Discovered {
+    /// From the columns of each row, as texts.
+    ///
+    /// # Errors
+    /// When there are too many, or one has no name.
+    pub fn of(rows: Vec<Vec<Option<String>>>) -> Result<Vec<Self>, StoreError> {
+        let refused = |source: String| StoreError::Refused { what: DISCOVER, source: source.into() };
+        if rows.len() > DISCOVERED_MAX {
+            return Err(refused(format!("the query finds more than {DISCOVERED_MAX} databases")));
+        }
+        let found = |row: Vec<Option<String>>| {
+            let mut columns = row.into_iter();
+            let name = columns.next().flatten().ok_or_else(|| refused("a row of the query has no name".to_owned()))?;
+            Ok(Self { name, url: columns.next().flatten() })
+        };
+        rows.into_iter().map(found).collect()
+    }
+}
+
+/// What a failed discovery was for.
+pub const DISCOVER: &str = "ask for databases";
+
 /// One database that holds an outbox and an inbox.
 #[async_trait]
 pub trait Store: Operator {
@@ -40,6 +74,10 @@ pub trait Store: Operator {
 
     /// The inbox table of a consumer, for its filler.
     fn keeper(&self, consumer: &Consumer) -> Arc<dyn Keeper>;
+
+    /// Asks the application's own tables for other databases: a query whose first column is a name and whose second one, if it has one, is a URL.
+    /// It runs where it can change nothing. Rows beyond [`DISCOVERED_MAX`] are an error.
+    async fn discover(&self, query: &str) -> Result<Vec<Discovered>, StoreError>;
 
     /// Writes one message in a transaction of its own, as an application does: for tests of an installation.
     async fn send(&self, message: &Message) -> Result<(), StoreError>;

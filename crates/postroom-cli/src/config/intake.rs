@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use postroom::{Done, DoneWhen, Intake, Literal, Mapping, Setting, Stuck, TableName, Template};
+use postroom::{Done, DoneWhen, Intake, Literal, Mapping, Setting, Stuck, TableName, Template, TopicFilter};
 use toml::{Table, Value};
 
+use super::stores::which;
 use super::values::{did_you_mean, duration, known, nearest, one_of, plain, section, text};
 use crate::presets::{PRESETS, Preset, preset};
 
 const KEYS: &[&str] = &[
-    "name", "preset", "table", "row", "order", "pending", "taken", "sent", "dead", "stuck", "done", "mode", "every",
-    "message",
+    "name", "stores", "preset", "table", "row", "order", "pending", "taken", "sent", "dead", "stuck", "done", "mode",
+    "every", "message",
 ];
 const FIELDS: &[&str] = &[
     "id",
@@ -53,6 +54,8 @@ impl Mode {
 #[derive(Debug, Clone)]
 pub struct Taken {
     pub intake: Intake,
+    /// Of many stores, those with this table.
+    pub stores: TopicFilter,
     /// The preset that it began with.
     pub preset: Option<&'static Preset>,
     /// Rows that a former relay may have left behind.
@@ -62,12 +65,12 @@ pub struct Taken {
     pub every: Duration,
 }
 
-pub(super) fn read(value: &Value) -> Result<Vec<Taken>, String> {
+pub(super) fn read(value: &Value, many: bool) -> Result<Vec<Taken>, String> {
     let entries = value.as_array().ok_or("intake must be written as [[intake]]")?;
     let mut all: Vec<Taken> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
         let at = format!("intake[{index}].");
-        let one = one(entry.as_table().ok_or_else(|| format!("{at} must be a table"))?, &at)?;
+        let one = one(entry.as_table().ok_or_else(|| format!("{at} must be a table"))?, &at, many)?;
         if all.iter().any(|other| other.intake.name == one.intake.name) {
             return Err(format!(
                 "two intakes are named {:?}; what is known of rows is kept by name, so rename one of them",
@@ -79,8 +82,9 @@ pub(super) fn read(value: &Value) -> Result<Vec<Taken>, String> {
     Ok(all)
 }
 
-fn one(given: &Table, at: &str) -> Result<Taken, String> {
+fn one(given: &Table, at: &str, many: bool) -> Result<Taken, String> {
     known(given, KEYS, at)?;
+    let stores = which(given, at, many)?;
     let mut table = given.clone();
     let mut began_with = None;
     if let Some(name) = text(given, "preset", at)? {
@@ -200,7 +204,7 @@ fn one(given: &Table, at: &str) -> Result<Taken, String> {
             Some(Stuck { rows, set })
         }
     };
-    Ok(Taken { intake, preset: began_with, stuck, mode, every })
+    Ok(Taken { intake, stores, preset: began_with, stuck, mode, every })
 }
 
 /// Columns and their values, or lists of them.

@@ -19,29 +19,40 @@ mod admin;
 mod intake;
 mod reconcile;
 mod retention;
+mod stores;
 mod values;
 
 pub use admin::{Admin, listens_on};
 pub use intake::{Mode, Taken, conditions};
 pub use reconcile::{Reconcile, ReconciledConsumer};
+pub use stores::{Discovery, Group, Stores, name_fits};
 pub use values::parse_duration;
 use values::{did_you_mean, duration, known, nearest, number, one_of, patterns, plain, section, text, truth};
 
 const TOP_KEYS: &[&str] =
-    &["store", "relay", "routes", "inboxes", "retention", "archive", "reconcile", "intake", "admin"];
+    &["store", "stores", "relay", "routes", "inboxes", "retention", "archive", "reconcile", "intake", "admin"];
 const INBOX_KEYS: &[&str] = &["consumer", "from"];
 const STORE_KEYS: &[&str] = &["url", "capacity_bytes"];
 const ARCHIVE_KEYS: &[&str] = &["url", "parquet"];
-const RELAY_KEYS: &[&str] =
-    &["name", "in_flight_max", "in_flight_bytes_max", "poll_idle", "lease", "stop_deadline", "listen"];
+const RELAY_KEYS: &[&str] = &[
+    "name",
+    "in_flight_max",
+    "in_flight_bytes_max",
+    "poll_idle",
+    "lease",
+    "stop_deadline",
+    "listen",
+    "connections_max",
+    "look_every",
+];
 const ROUTE_KEYS: &[&str] =
-    &["name", "topics", "start_at", "order", "on_dead", "rate", "breaker_after", "retry", "sink"];
+    &["name", "stores", "topics", "start_at", "order", "on_dead", "rate", "breaker_after", "retry", "sink"];
 const RETRY_KEYS: &[&str] = &["base", "cap", "jitter", "attempts_max", "limits"];
 const LIMIT_KEYS: &[&str] = &["topics", "types", "attempts_max"];
 
 /// The whole configuration.
 pub struct Config {
-    pub store_url: String,
+    pub stores: Stores,
     /// How large the store may become, for those who watch it; nothing enforces it.
     pub capacity_bytes: Option<i64>,
     pub relay: Relay,
@@ -60,10 +71,10 @@ pub struct Config {
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { store_url, capacity_bytes, relay, routes, inboxes, retention, archive, reconcile, intakes, admin } =
+        let Self { stores, capacity_bytes, relay, routes, inboxes, retention, archive, reconcile, intakes, admin } =
             self;
         f.debug_struct("Config")
-            .field("store_url", &redact_url(store_url))
+            .field("store_url", &stores.one().ok().map(redact_url))
             .field("relay", relay)
             .field("routes", routes)
             .field("inboxes", inboxes)
@@ -96,12 +107,18 @@ pub struct Relay {
     pub stop_deadline: Duration,
     /// Also be woken by the notifications of writers, in addition to polling.
     pub listen: bool,
+    /// Of many stores: connections to databases in all.
+    pub connections_max: usize,
+    /// Of many stores: how often one is looked at that has no relay.
+    pub look_every: Duration,
 }
 
 /// `[[routes]]`.
 #[derive(Debug)]
 pub struct Routed {
     pub route: Route,
+    /// Of many stores, those with this route.
+    pub stores: TopicFilter,
     pub sink: Arc<dyn SinkOptions>,
 }
 
@@ -138,21 +155,24 @@ fn warn_of_readers(path: &Path, text: &str) {
 #[cfg(not(unix))]
 fn warn_of_readers(_: &Path, _: &str) {}
 
-/// Only the store's URL, which is all that `migrate` and `status` need.
-pub fn store_url(path: &Path) -> Result<String, Failure> {
-    load(path).map(|config| config.store_url)
-}
-
 fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
     overlay(&mut table, variables)?;
     known(&table, TOP_KEYS, "")?;
-    let store = section(&table, "store")?.ok_or("[store] is missing; it must contain url = \"postgres://…\"")?;
-    known(store, STORE_KEYS, "store.")?;
-    let store_url = text(store, "url", "store.")?.ok_or("store.url is missing")?;
-    let capacity_bytes = number(store, "capacity_bytes", "store.", 1, i64::MAX)?;
+    let (stores, capacity_bytes) = match (section(&table, "store")?, table.get("stores")) {
+        (Some(_), Some(_)) => return Err("there are both [store] and [[stores]]; use one of them".to_owned()),
+        (None, Some(many)) => (stores::read(many)?, None),
+        (store, None) => {
+            let store = store.ok_or("[store] is missing; it must contain url = \"postgres://…\"")?;
+            known(store, STORE_KEYS, "store.")?;
+            let url = text(store, "url", "store.")?.ok_or("store.url is missing")?;
+            (Stores::One(url), number(store, "capacity_bytes", "store.", 1, i64::MAX)?)
+        }
+    };
+    let many = matches!(stores, Stores::Many(_));
 
     let empty = Table::new();
-    let relay = section(&table, "relay")?.unwrap_or(&empty);
+    let relay_section = section(&table, "relay")?.unwrap_or(&empty);
+    let relay = relay_section;
     known(relay, RELAY_KEYS, "relay.")?;
     let relay_name = text(relay, "name", "relay.")?;
     relay_name.iter().try_for_each(|name| plain(name, "relay.name"))?;
@@ -164,7 +184,22 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
         lease: duration(relay, "lease", "relay.")?.unwrap_or(Duration::from_secs(15)),
         stop_deadline: duration(relay, "stop_deadline", "relay.")?.unwrap_or(Duration::from_secs(20)),
         listen: truth(relay, "listen", "relay.")?.unwrap_or(false),
+        connections_max: number(relay, "connections_max", "relay.", 8, 100_000)?.unwrap_or(40) as usize,
+        look_every: duration(relay, "look_every", "relay.")?.unwrap_or(Duration::from_secs(5)),
     };
+    if let Some(key) = ["connections_max", "look_every"].iter().find(|key| relay_section.contains_key(**key))
+        && !many
+    {
+        return Err(format!("relay.{key} requires [[stores]]; one [store] has as many connections as it needs"));
+    }
+    if relay.look_every.is_zero() {
+        return Err("relay.look_every is zero: the databases would be looked at without a pause".to_owned());
+    }
+    if many && relay.listen {
+        return Err(
+            "relay.listen is not possible with [[stores]]: it would need a connection to each of them".to_owned()
+        );
+    }
     if relay.lease < Duration::from_secs(1) {
         return Err("relay.lease is shorter than 1s: a slow round trip would make the relay lose it".to_owned());
     }
@@ -179,7 +214,7 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
         Some(_) => Err(format!("{key} must be written as [[{key}]]")),
     };
     let (routes, inboxes) = (tables("routes")?, tables("inboxes")?);
-    let intakes = table.get("intake").map(intake::read).transpose()?.unwrap_or_default();
+    let intakes = table.get("intake").map(|value| intake::read(value, many)).transpose()?.unwrap_or_default();
     if routes.is_empty() && inboxes.is_empty() && intakes.is_empty() {
         return Err(
             "there is neither [[routes]] nor [[inboxes]], so nothing would be sent or received; add one of them"
@@ -191,7 +226,7 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
     let routes: Vec<Routed> = routes
         .iter()
         .enumerate()
-        .map(|(index, route)| read_route(index, route, relay.lease))
+        .map(|(index, route)| read_route(index, route, relay.lease, many))
         .collect::<Result<_, _>>()?;
     for (index, Routed { route, .. }) in routes.iter().enumerate() {
         if routes[..index].iter().any(|other| other.route.name == route.name) {
@@ -232,13 +267,34 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
     }
     let reconcile = table.get("reconcile").map(reconcile::read).transpose()?.unwrap_or_default();
     let admin = section(&table, "admin")?.map(admin::read).transpose()?;
-    Ok(Config { store_url, capacity_bytes, relay, routes, inboxes, retention, archive, reconcile, intakes, admin })
+    if many {
+        for (section, there) in [
+            ("[[inboxes]] are", !inboxes.is_empty()),
+            ("[archive] is", archive.is_some()),
+            ("[[reconcile]] is", !reconcile.is_empty()),
+        ] {
+            if there {
+                return Err(format!(
+                    "{section} not possible with [[stores]]; use a configuration with one [store] for each of them"
+                ));
+            }
+        }
+    }
+    if let Stores::Many(groups) = &stores
+        && groups.iter().all(|group| matches!(group, Group::Named { .. }))
+    {
+        let none = |which: &TopicFilter| !groups.iter().any(|group| which.takes(group.name()));
+        if let Some(Routed { route, .. }) = routes.iter().find(|routed| none(&routed.stores)) {
+            return Err(format!("route {:?}: no named store matches its stores", route.name));
+        }
+    }
+    Ok(Config { stores, capacity_bytes, relay, routes, inboxes, retention, archive, reconcile, intakes, admin })
 }
 
 /// One `[[intake]]` alone.
 pub fn intake_of(text: &str) -> Result<Taken, String> {
     let table: Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
-    let all = table.get("intake").map(intake::read).transpose()?.unwrap_or_default();
+    let all = table.get("intake").map(|value| intake::read(value, false)).transpose()?.unwrap_or_default();
     all.into_iter().next().ok_or_else(|| "there is no [[intake]]".to_owned())
 }
 
@@ -296,9 +352,10 @@ fn of_kind<O: ?Sized + 'static>(
     })
 }
 
-fn read_route(index: usize, value: &Value, lease: Duration) -> Result<Routed, String> {
+fn read_route(index: usize, value: &Value, lease: Duration, many: bool) -> Result<Routed, String> {
     let at = format!("routes[{index}].");
     let route = value.as_table().ok_or_else(|| format!("{at} must be a table"))?;
+    let route_table = route;
     known(route, ROUTE_KEYS, &at)?;
     let name = text(route, "name", &at)?.ok_or_else(|| format!("{at}name is missing"))?;
     if name.is_empty() || name.len() > 255 {
@@ -334,7 +391,8 @@ fn read_route(index: usize, value: &Value, lease: Duration) -> Result<Routed, St
     let sink = route.get("sink").ok_or_else(|| format!("{at}sink is missing; it says where the messages go"))?;
     let sink = read_sink(sink, &format!("{at}sink."))?;
     let route = Route { name, topics, order, on_dead, start_at, lease, rate, breaker_after, retry };
-    Ok(Routed { route, sink })
+    let stores = stores::which(route_table, &at, many)?;
+    Ok(Routed { route, stores, sink })
 }
 
 fn read_retry(value: &Value, at: &str) -> Result<RetryPolicy, String> {
@@ -511,7 +569,7 @@ pub(crate) mod tests {
 
     /// What commands may print of it.
     fn told_of(config: &Config) -> String {
-        let store = match crate::store::open(&config.store_url) {
+        let store = match crate::store::open(config.stores.one().unwrap()) {
             Ok(store) => store.shown(),
             Err(failure) => failure.text,
         };
@@ -560,7 +618,7 @@ pub(crate) mod tests {
             &[("STORE_URL", "sqlite:x.db"), ("RELAY_IN_FLIGHT_MAX", "17"), ("ROUTES_ORDERS_SINK_EXCHANGE", "other")],
         )
         .unwrap();
-        assert_eq!(config.store_url, "sqlite:x.db");
+        assert_eq!(config.stores.one().unwrap(), "sqlite:x.db");
         assert_eq!(config.relay.in_flight_max, 17);
         let sink = format!("{:?}", config.routes[0].sink);
         assert!(sink.contains("exchange: \"other\""), "{sink}");

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use postroom::{DoneWhen, Intake, Intakes, Store, StoreError, Wake, lasting};
@@ -28,10 +29,12 @@ const SHADOW_ROWS: usize = 2_000;
 /// Rows that are held for so long are told.
 const HELD_LONG: Duration = Duration::from_secs(60);
 
-/// Goes on for ever.
-pub async fn keep_taking(taken: Taken, store: Arc<dyn Store>, wakes: Vec<Wake>) {
+/// Goes on for ever. `quiet` says whether the last look found nothing to take.
+pub async fn keep_taking(taken: Taken, store: Arc<dyn Store>, wakes: Vec<Wake>, quiet: Option<Arc<AtomicBool>>) {
+    let quiet = quiet.unwrap_or_default();
     let Some(intakes) = store.intakes() else { return };
     if taken.mode == Mode::Shadow {
+        quiet.store(true, Ordering::Relaxed);
         return shadow(&taken, intakes).await;
     }
     let intake = &taken.intake;
@@ -45,6 +48,7 @@ pub async fn keep_taking(taken: Taken, store: Arc<dyn Store>, wakes: Vec<Wake>) 
                 Ok(found) => match found.first() {
                     Some(first) if !first.ok => {
                         let advice = first.advice.as_deref().unwrap_or_default();
+                        quiet.store(true, Ordering::Relaxed);
                         wait = taking.refused(intake, &format!("{}; {advice}", first.found));
                     }
                     _ => {
@@ -60,6 +64,7 @@ pub async fn keep_taking(taken: Taken, store: Arc<dyn Store>, wakes: Vec<Wake>) 
             match intakes.take_in(intake, TAKE).await {
                 Ok(took) => {
                     taking.answered(intake);
+                    quiet.store(took.taken == 0 && !took.more, Ordering::Relaxed);
                     held.note(intake, took.held, took.taken);
                     if took.taken > 0 {
                         wakes.iter().for_each(Wake::notify);
@@ -81,6 +86,7 @@ pub async fn keep_taking(taken: Taken, store: Arc<dyn Store>, wakes: Vec<Wake>) 
                     }
                 }
                 Err(error) => {
+                    quiet.store(true, Ordering::Relaxed);
                     fits = error.is_transient();
                     wait = taking.failed(intake, &error);
                 }

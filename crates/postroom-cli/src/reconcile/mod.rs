@@ -126,7 +126,7 @@ pub async fn reconcile(args: ReconcileArgs, json: bool) -> Result<(), Failure> {
     match args.verb {
         Verb::Run(args) => run(args, json).await,
         Verb::Report { store, name } => {
-            let found = store.open()?.reconciled(name.as_deref()).await?;
+            let found = store.open().await?.reconciled(name.as_deref()).await?;
             if found.is_empty() {
                 return Err(nothing(name.as_deref()));
             }
@@ -135,7 +135,7 @@ pub async fn reconcile(args: ReconcileArgs, json: bool) -> Result<(), Failure> {
         }
         Verb::Show(args) => show_messages(args, json).await,
         Verb::Changes { store, name, limit } => {
-            let found = store.open()?.reconciled(Some(&name)).await?;
+            let found = store.open().await?.reconciled(Some(&name)).await?;
             let result = found.into_iter().next().ok_or_else(|| nothing(Some(&name)))?;
             show_changes(&result, usize::from(limit), json)
         }
@@ -168,7 +168,7 @@ async fn run(args: RunArgs, json: bool) -> Result<(), Failure> {
     {
         return Err(Failure::new(exit::USAGE, "--from is not before --to, so there is nothing to compare"));
     }
-    let store = store::open(&config.store_url)?;
+    let store = store::open(config.stores.one()?)?;
     let mut results = Vec::new();
     for options in chosen {
         let comparison = Comparison::open(&config, options, store.clone()).await?;
@@ -342,7 +342,7 @@ pub async fn missing(store: &dyn Store, named: &str) -> Result<Vec<MessageId>, F
 }
 
 async fn show_messages(args: ShowArgs, json: bool) -> Result<(), Failure> {
-    let store = args.store.open()?;
+    let store = args.store.open().await?;
     let compared = of_consumer(store.as_ref(), &args.name, args.consumer.as_deref()).await?;
     told_trouble(&args.name, &compared, if args.strangers { compared.strangers } else { compared.missing })?;
     let (kind, ids, total) = match args.strangers {

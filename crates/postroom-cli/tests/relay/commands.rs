@@ -29,7 +29,7 @@ fn schema_of(arguments: &[&str]) -> Option<&'static str> {
     let has = |argument: &str| arguments.contains(&argument);
     let of = |command: &str, verbs: &[&str]| has(command) && verbs.iter().any(|verb| has(verb));
     let act_on_many = has("--group") || has("--canary") || has("--rate") || has("--wait");
-    let known: [(bool, &str); 44] = [
+    let known: [(bool, &str); 45] = [
         (of("reconcile", &["run", "report"]), "reconcile"),
         (of("reconcile", &["show"]), "reconcile-show"),
         (of("reconcile", &["changes"]), "reconcile-changes"),
@@ -62,6 +62,7 @@ fn schema_of(arguments: &[&str]) -> Option<&'static str> {
         (of("migrate", &["--plan"]), "migrate-plan"),
         (of("migrate", &["--print-sql"]), "migrate-sql"),
         (has("migrate"), "migrate"),
+        (has("stores"), "stores"),
         (has("status"), "status"),
         (has("sizes"), "sizes"),
         (has("doctor"), "doctor"),
@@ -83,7 +84,7 @@ pub fn holds_to(name: &str, line: &str, about: &[&str]) {
     // The demo's ledger is for people; a check that fails has its answer all the same.
     if name == "demo"
         || (name == "error"
-            && ["check", "status", "doctor", "health", "verify", "restore", "reconcile", "--wait"]
+            && ["check", "status", "stores", "migrate", "doctor", "health", "verify", "restore", "reconcile", "--wait"]
                 .iter()
                 .any(|command| about.contains(command)))
     {

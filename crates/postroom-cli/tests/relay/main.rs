@@ -11,6 +11,7 @@ mod crashes;
 mod doctor;
 mod example;
 mod fillers;
+mod fleet;
 mod intake;
 mod many;
 mod metrics;

@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Params, Row, TxOpts, Value, params};
 use postroom::{
-    AggregateChange, Consumer, Fate, IdPrint, IdPrints, MessageId, Reconciled, Span, StoreError, Tally, TopicFilter,
-    Unhandled, Unwritten, id_ms,
+    AggregateChange, Consumer, DISCOVER, Discovered, Fate, IdPrint, IdPrints, MessageId, Reconciled, Span, StoreError,
+    Tally, TopicFilter, Unhandled, Unwritten, id_ms,
 };
 
 use crate::connect::store_error;
@@ -221,6 +221,18 @@ pub(crate) async fn business(
         changes.push((tenant, kind.unwrap_or_default(), count.max(0).unsigned_abs()));
     }
     Ok(changes)
+}
+
+/// Databases that a query finds.
+pub(crate) async fn discover(conn: &mut Conn, query: &str) -> Result<Vec<Discovered>, Failed> {
+    let rows = read_only(conn, query, Span { from_ms: 0, to_ms: 0 }).await.map_err(|error| refused(DISCOVER, error))?;
+    let mut found = Vec::with_capacity(rows.len());
+    for mut row in rows {
+        let columns = row.len();
+        let mut column = |n: usize| row.take_opt::<Option<String>, _>(n).and_then(Result::ok).flatten();
+        found.push((0..columns.min(2)).map(&mut column).collect());
+    }
+    Ok(Discovered::of(found)?)
 }
 
 /// What somebody else wrote runs where it can change nothing.

@@ -65,6 +65,25 @@ async fn counted(conn: &mut Conn, of: &str, values: Vec<Value>) -> Result<(i64, 
     Ok((count, count >= COUNTED))
 }
 
+/// Whether a relay of these routes would find something to do. A few index look-ups for each lane.
+pub(crate) async fn work_waits(conn: &mut Conn, routes: &[String]) -> Result<bool, Failed> {
+    let sql = "select (not exists (select 1 from postroom_routes r where r.name = :route)
+                    or exists (select 1 from postroom_lanes l
+                                where l.route = :route
+                                  and (exists (select 1 from postroom_outbox o where o.lane = l.lane and o.place > l.position)
+                                       or exists (select 1 from postroom_outbox o where o.lane = l.lane and o.place is null)))
+                    or exists (select 1 from postroom_parked p
+                                where p.route = :route and p.state <> 'queued' and p.due_at <= utc_timestamp(6)
+                                  and not exists (select 1 from postroom_blocked_keys b
+                                                   where b.route = p.route and b.ordering_key = p.ordering_key))) as waits";
+    for route in routes {
+        if conn.exec_first(sql, params! { "route" => route }).await?.unwrap_or(false) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Reads the state of the store; writes nothing.
 pub(crate) async fn status(conn: &mut Conn) -> Result<StoreStatus, Failed> {
     let schema_version = version(conn).await?;

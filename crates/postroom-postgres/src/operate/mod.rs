@@ -26,6 +26,6 @@ pub(crate) use receptions::receptions;
 pub(crate) use retain::retain;
 pub(crate) use routes::{forget_route, routes, set_route};
 pub(crate) use session::{OperatorSession, while_it_answers, with_blockers, within};
-pub(crate) use status::{status, unrouted_topics};
+pub(crate) use status::{status, unrouted_topics, work_waits};
 pub(crate) use vitals::{note_sizes, vitals};
 pub(crate) use why::whereabouts;

@@ -3,10 +3,11 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use postroom::{
-    AggregateChange, Consumer, Fate, IdPrint, IdPrints, MessageId, Reconciled, Span, StoreError, Tally, TopicFilter,
-    Unhandled, Unwritten, id_ms,
+    AggregateChange, Consumer, DISCOVER, DISCOVERED_MAX, Discovered, Fate, IdPrint, IdPrints, MessageId, Reconciled,
+    Span, StoreError, Tally, TopicFilter, Unhandled, Unwritten, id_ms,
 };
 use tokio_postgres::Row;
+use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
@@ -260,6 +261,21 @@ fn asked(what: &'static str) -> impl Fn(tokio_postgres::Error) -> StoreError {
 
 fn bare(query: &str) -> &str {
     query.trim().trim_end_matches(';')
+}
+
+/// Databases that a query finds.
+pub(crate) async fn discover(connector: &Connector, query: &str) -> Result<Vec<Discovered>, StoreError> {
+    let sql = format!("select d.* from (\n{}\n) d limit {}", bare(query), DISCOVERED_MAX + 1);
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.look().await?;
+    tx.batch_execute("set local search_path to default").await.map_err(failed)?;
+    // Simple queries answer with texts, whatever the types are.
+    let answers = tx.simple_query(&sql).await.map_err(asked(DISCOVER))?;
+    let rows = answers.iter().filter_map(|answer| match answer {
+        SimpleQueryMessage::Row(row) => Some((0..row.len()).map(|column| row.get(column).map(str::to_owned)).collect()),
+        _ => None,
+    });
+    Discovered::of(rows.collect())
 }
 
 /// Numbers of changes.

@@ -76,7 +76,12 @@ pub(crate) async fn while_it_answers<T>(connector: &Connector, work: impl Future
         while silent < 2 {
             tokio::time::sleep(LOOKS_EVERY).await;
             let asked = async {
-                connector.connect().await?.batch_execute("select 1").await.map_err(|error| store_error("ask", error))
+                connector
+                    .connect_beyond()
+                    .await?
+                    .batch_execute("select 1")
+                    .await
+                    .map_err(|error| store_error("ask", error))
             };
             // A refusal is an answer too.
             silent = if tokio::time::timeout(IS_THERE_WITHIN, asked).await.is_err() { silent + 1 } else { 0 };

@@ -35,6 +35,16 @@ const RECONCILED: &str = "
                           order by r.at desc limit 1) r
      order by r.name";
 
+/// Whether a relay of these routes would find something to do. A few index look-ups for each lane.
+pub(crate) async fn work_waits(connector: &Connector, routes: &[String]) -> Result<bool, StoreError> {
+    let failed = |error| store_error("look whether something is to be sent", error);
+    let mut session = OperatorSession::open(connector).await?;
+    let tx = session.look().await?;
+    tx.batch_execute(BY_INDEX).await.map_err(failed)?;
+    let row = tx.query_one(include_str!("sql/work_waits.sql"), &[&routes]).await.map_err(failed)?;
+    row.try_get(0).map_err(failed)
+}
+
 /// Reads the state of the store. Costs index scans bounded by the limits above, and writes nothing.
 pub(crate) async fn status(connector: &Connector) -> Result<StoreStatus, StoreError> {
     let failed = |error| store_error("read the status", error);

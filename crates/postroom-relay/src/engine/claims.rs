@@ -54,6 +54,9 @@ impl Engine {
             return;
         };
         self.claim_backoff.succeeded();
+        // A claim that did not look for parked messages says nothing about those.
+        self.found_nothing =
+            claimed.deliveries.is_empty() && !claimed.more && (self.claiming_parked || self.found_nothing);
         self.lose(&claimed.lost_lanes);
         self.lanes_held = self.lanes_held.saturating_sub(claimed.lost_lanes.len());
         if claimed.unwritten {

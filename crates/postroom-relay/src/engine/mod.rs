@@ -85,6 +85,8 @@ pub struct Engine {
     claiming: Option<u64>,
     /// The claim under way looks at parked messages too.
     claiming_parked: bool,
+    /// The last claim, and the last look for parked messages.
+    found_nothing: bool,
     claim_number: u64,
     claim_at: Duration,
     claim_wait: Duration,
@@ -135,6 +137,7 @@ impl Engine {
             settle_backoff: store_backoff(),
             claiming: None,
             claiming_parked: false,
+            found_nothing: false,
             claim_number: 0,
             claim_at: Duration::ZERO,
             claim_wait: POLL_FIRST,
@@ -179,6 +182,7 @@ impl Engine {
             sink_down: self.breaker.open_because().map(str::to_owned),
             sink_blocked: None,
             stopping: self.stopping,
+            idle: self.found_nothing && self.lanes_held > 0 && self.held.is_empty() && self.unrecorded() == 0,
         }
     }
 

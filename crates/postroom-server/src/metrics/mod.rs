@@ -1,5 +1,6 @@
 //! Metrics in the text format of Prometheus: what happened in this process, its current state, and the sampled state of its store.
 
+mod fleet;
 mod labels;
 mod live;
 mod meter;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 
+pub use fleet::FleetShown;
 pub use live::{Inboxes, Routes};
 pub use meter::Meter;
 pub use otlp::Exported;
@@ -43,6 +45,12 @@ impl Metrics {
     /// Also the state of the store, as it was sampled last.
     pub fn with_store(mut self, sampler: &crate::Sampler) -> Self {
         self.registry.register_collector(Box::new(sampler.sampled()));
+        self
+    }
+
+    /// Also how many stores stand, and what was seen in them.
+    pub fn with_fleet(mut self, shown: &FleetShown) -> Self {
+        self.registry.register_collector(Box::new(shown.clone()));
         self
     }
 

@@ -23,6 +23,6 @@ pub(crate) use prune::prune_step;
 pub(crate) use receptions::receptions;
 pub(crate) use retain::retain_step;
 pub(crate) use routes::{forget_route, routes, set_route};
-pub(crate) use status::{status, unrouted_topics};
+pub(crate) use status::{status, unrouted_topics, work_waits};
 pub(crate) use vitals::{note_sizes, vitals};
 pub(crate) use why::whereabouts;

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use postroom::{
-    AggregateChange, Consumer, Fate, IdPrints, MessageId, Reconciled, Span, StoreError, Tally, TopicFilter, Unhandled,
-    Unwritten, id_ms,
+    AggregateChange, Consumer, DISCOVER, DISCOVERED_MAX, Discovered, Fate, IdPrints, MessageId, Reconciled, Span,
+    StoreError, Tally, TopicFilter, Unhandled, Unwritten, id_ms,
 };
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use uuid::Uuid;
@@ -276,6 +276,19 @@ pub(crate) fn business(
         statement.query_map([span.from_ms, span.to_ms], change)?.collect()
     };
     business().map_err(failed)
+}
+
+/// Databases that a query finds.
+pub(crate) fn discover(connection: &Connection, query: &str) -> Result<Vec<Discovered>, StoreError> {
+    let found = || -> Result<Vec<Vec<Option<String>>>, rusqlite::Error> {
+        connection.pragma_update(None, "query_only", true)?;
+        let mut statement = connection.prepare(query)?;
+        let columns = statement.column_count().min(2);
+        let texts = |row: &Row<'_>| (0..columns).map(|column| text_or_null(row, column)).collect();
+        statement.query_map([], texts)?.take(DISCOVERED_MAX + 1).collect()
+    };
+    let refused = |error: rusqlite::Error| StoreError::Refused { what: DISCOVER, source: error.into() };
+    Discovered::of(found().map_err(refused)?)
 }
 
 /// Changes without a message. The parameters are those of `business`.

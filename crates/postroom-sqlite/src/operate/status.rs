@@ -11,6 +11,25 @@ use crate::connect::store_error;
 use crate::migrate::version;
 use crate::text::{text, text_or_null};
 
+/// Whether a relay of these routes would find something to do.
+pub(crate) fn work_waits(connection: &Connection, routes: &[String]) -> Result<bool, StoreError> {
+    let failed = |error| store_error("look whether something is to be sent", error);
+    let sql = format!(
+        "select not exists (select 1 from postroom_routes r where r.name = ?1)
+             or exists (select 1 from postroom_lanes l join postroom_outbox o on o.seq > l.position_seq where l.route = ?1)
+             or exists (select 1 from postroom_parked p
+                         where p.route = ?1 and p.state <> 'queued' and p.due_ms <= {NOW}
+                           and not exists (select 1 from postroom_blocked_keys b
+                                            where b.route = p.route and b.ordering_key = p.ordering_key))"
+    );
+    for route in routes {
+        if connection.query_row(&sql, [route], |row| row.get(0)).map_err(failed)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Reads the state of the store; writes nothing.
 pub(crate) fn status(connection: &Connection) -> Result<StoreStatus, StoreError> {
     let failed = |error| store_error("read the status", error);

@@ -65,6 +65,7 @@ macro_rules! operator_conforms {
             what_is_finished_and_old_is_removed_and_nothing_else
             what_blocks_a_key_or_is_too_young_does_not_expire
             sizes_are_known_and_noted_once_an_hour
+            work_waits_as_long_as_something_due_is_not_done
             what_was_sent_is_replayed_in_order_with_its_id_and_nothing_else_is
             what_is_replayed_behind_waits_for_what_waits
             a_canary_goes_first_and_the_rest_waits

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use postroom::{DeadFilter, MessageId, Outcome, Removed, Retention, Route, Side, Sweep, TopicFilter, TopicRetention};
+use postroom::{
+    DeadFilter, KeyDeed, MessageId, Outcome, Removed, Retention, Route, Side, Sweep, TopicFilter, TopicRetention,
+};
 
-use super::super::source::{claim_all, dead, holding, ids, message, renew, retry, route, settle};
-use super::{DAY, Operated, one_dead, written};
+use super::super::source::{claim_all, dead, drain, holding, ids, message, renew, retry, route, settle};
+use super::{DAY, Operated, deed, one_dead, written};
 
 /// One pass over the store.
 async fn swept<F: Operated>(store: &F, retention: &Retention) -> Removed {
@@ -129,4 +131,54 @@ pub async fn sizes_are_known_and_noted_once_an_hour<F: Operated>(store: F) {
     assert!(vitals.tables.iter().any(|table| table.table.ends_with("outbox")), "{vitals:?}");
     // One note is not a growth, and one that is young is none either.
     assert!(vitals.growth.is_none() && vitals.tables.iter().all(|table| table.growth.is_none()), "{vitals:?}");
+}
+
+/// For those who look at many stores in turn: never no where something has committed and is due.
+pub async fn work_waits_as_long_as_something_due_is_not_done<F: Operated>(store: F) {
+    let operator = store.operator();
+    let orders = ["orders".to_owned()];
+    let waits = async || operator.work_waits(&orders).await.expect("look whether work waits");
+    assert!(waits().await, "the route is not registered");
+    let source = holding(&store, "relay").await;
+    assert!(!waits().await);
+    assert!(operator.work_waits(&["orders".to_owned(), "other".to_owned()]).await.expect("work"), "the other is not");
+    let done = async || {
+        while !drain(&source).await.is_empty() {}
+        written(&source).await;
+    };
+    store.commit(&[message("a"), message("b")]).await;
+    assert!(waits().await);
+    done().await;
+    assert!(!waits().await, "everything is sent");
+    // A row that commits after later ones were read is seen, whether its transaction was known or not.
+    if let Some(open) = store.begin(&[message("late")]).await {
+        store.commit(&[message("c")]).await;
+        done().await;
+        store.end(open).await;
+        assert!(waits().await, "I1");
+        done().await;
+        assert!(!waits().await);
+    }
+    // What is parked counts when it is due.
+    store.commit(&[message("d")]).await;
+    let out = claim_all(&source).await;
+    settle(&source, [(out[0].token, retry(1))]).await;
+    written(&source).await;
+    assert!(!waits().await, "its time has not come");
+    store.make_due().await;
+    assert!(waits().await);
+    done().await;
+    assert!(!waits().await);
+    // What an operator holds back does not.
+    assert!(operator.act_on_key("orders", "e", KeyDeed::Park, &deed()).await.expect("park"));
+    renew(&source).await;
+    store.commit(&[message("e")]).await;
+    let out = claim_all(&source).await;
+    settle(&source, [(out[0].token, Outcome::Queue)]).await;
+    written(&source).await;
+    store.make_due().await;
+    assert!(!waits().await, "the key is parked");
+    assert!(operator.act_on_key("orders", "e", KeyDeed::Unpark, &deed()).await.expect("unpark"));
+    store.make_due().await;
+    assert!(waits().await);
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use postroom::{Live, MessageId, Store, StoreError, UnroutedTopic, Wake};
+use postroom::{Live, MessageId, Store, UnroutedTopic, Wake};
 use postroom_consumer::{FillCounters, Filler, InboxNow};
-use postroom_relay::{Counters, Relay, RouteNow, Summary};
+use postroom_relay::{Counters, RouteNow, Summary};
 use postroom_server::Meter;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use crate::admin;
 use crate::archiver::Archiver;
 use crate::carrier;
-use crate::config::{self, Config, Routed};
+use crate::config::{self, Config, Routed, Stores};
 use crate::exit::{self, Failure};
 use crate::intake;
 use crate::presets::intakes_of;
@@ -26,15 +26,19 @@ use crate::say::{say, show};
 use crate::store;
 use crate::supervise::{Attempt, Ended, supervise};
 
+mod many;
+mod route;
+
+use route::{Start, not_running, stop_of};
+
 pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let config = config::load(path)?;
-    let store = store::open(&config.store_url).map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
-    // Two relays with one name would treat each other's lanes as their own: a part of the name is always unique.
+    if matches!(config.stores, Stores::Many(_)) {
+        return many::run(config, json).await;
+    }
+    let store = store::open(config.stores.one()?).map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
     let unique = MessageId::new();
-    let owner = match &config.relay.name {
-        Some(name) => format!("{name}/{unique}"),
-        None => format!("{}/{}/{unique}", host(), std::process::id()),
-    };
+    let owner = owner(&config, unique);
     if !config.intakes.is_empty() {
         intakes_of(store.as_ref())?;
     }
@@ -54,7 +58,18 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     let starts = wakes.iter().zip(&now).enumerate().map(|(index, (wake, live))| {
         let (config, store, wake, live) = (config.clone(), store.clone(), wake.clone(), live.clone());
         let meter = meter.clone();
-        Start { config, store, index, owner: owner.clone(), wake, live, meter, unique, stopped: stopped.clone() }
+        Start {
+            config,
+            store,
+            index,
+            owner: owner.clone(),
+            wake,
+            live,
+            meter,
+            unique,
+            stopped: stopped.clone(),
+            brief: false,
+        }
     });
     let starts: Vec<Start> = starts.collect();
     // A wrong configuration ends the program; an unreachable store does not.
@@ -97,7 +112,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         receivers.push(supervise(format!("inbox {}", inbox.consumer), stopped, fill(0), fill));
     }
     for taken in &config.intakes {
-        tokio::spawn(intake::keep_taking(taken.clone(), store.clone(), wakes.clone()));
+        tokio::spawn(intake::keep_taking(taken.clone(), store.clone(), wakes.clone(), None));
     }
     let _listener = if config.relay.listen {
         let text = "relay.listen: this store has no notifications; remove the key, polling is cheap";
@@ -137,6 +152,14 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
     failed.map_or(Ok(()), |failure| Err(Failure { answered: true, ..failure }))
 }
 
+/// Two relays with one name would treat each other's lanes as their own: a part of the name is always unique.
+fn owner(config: &Config, unique: MessageId) -> String {
+    match &config.relay.name {
+        Some(name) => format!("{name}/{unique}"),
+        None => format!("{}/{}/{unique}", host(), std::process::id()),
+    }
+}
+
 /// Stopped before anything was claimed or received: nothing can be left over.
 fn report_nothing(config: &Config, json: bool) {
     let nothing = Summary { counters: Counters::default(), unfinished: 0, unwritten: 0, released: true };
@@ -159,69 +182,6 @@ fn unwritten(routes: &[(String, Ended<Summary>)]) -> Option<Failure> {
         summary.unwritten
     );
     Some(Failure::new(exit::UNREACHABLE, text))
-}
-
-/// What is needed to start a route, the first time and again.
-#[derive(Clone)]
-struct Start {
-    config: Arc<Config>,
-    store: Arc<dyn Store>,
-    index: usize,
-    owner: String,
-    wake: Wake,
-    live: Live<RouteNow>,
-    meter: Meter,
-    unique: MessageId,
-    stopped: watch::Receiver<bool>,
-}
-
-impl Start {
-    async fn open(&self, restart: u64) -> Result<Relay, Failure> {
-        let (config, store, Routed { route, sink: options }) =
-            (&self.config, &self.store, &self.config.routes[self.index]);
-        if let Some(what) = store.cannot(route) {
-            return Err(Failure::new(exit::CONFIG, format!("route {:?}: {what}", route.name)));
-        }
-        // One that is started again must not take what the one before it may still be writing for its own: it waits for the
-        // lease, as after a crash.
-        let owner = if restart == 0 { self.owner.clone() } else { format!("{}/{restart}", self.owner) };
-        let source = loop {
-            match store.source(route, &owner).await {
-                // A SQLite file that somebody else writes to for long; a PostgreSQL that is away is waited for inside.
-                Err(error @ StoreError::Busy { .. }) => {
-                    let text = Failure::of(exit::FAILURE, &error).text;
-                    tracing::warn!(route = %route.name, "the route begins later, trying again: {text}");
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                }
-                opened => break opened?,
-            }
-        };
-        let sink = options.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;
-        tracing::info!(route = %route.name, topics = %route.topics, store = %store.shown(), sink = %options.shown(), "opened the route");
-        Ok(Relay::new(route.clone(), source, sink)
-            .wake_by(self.wake.clone())
-            .shown_in(self.live.clone())
-            .observed_by(Arc::new(self.meter.clone()))
-            .sink_named(options.shown())
-            .in_flight_max(config.relay.in_flight_max)
-            .in_flight_bytes_max(config.relay.in_flight_bytes_max)
-            .poll_idle(config.relay.poll_idle)
-            .stop_deadline(config.relay.stop_deadline)
-            .seed(self.unique.as_uuid().as_u64_pair().1))
-    }
-
-    fn relay(self, relay: Relay) -> Attempt<Summary> {
-        Box::pin(async move { Ok(relay.run(stop_of(self.stopped)).await) })
-    }
-}
-
-/// An error means that the sender is gone, which is a stop too.
-async fn stop_of(mut stopped: watch::Receiver<bool>) {
-    let _ = stopped.wait_for(|stopped| *stopped).await;
-}
-
-fn not_running() -> Failure {
-    Failure::new(exit::FAILURE, "stopped before it was running again")
 }
 
 /// Signals within this time after the first are the same one.

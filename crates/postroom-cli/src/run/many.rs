@@ -1,0 +1,665 @@
+//! `postroom run` with many stores: [`Fleet`] decides which of them are worked at, and this file does it. A store that is worked at has relays
+//! and connections of its own; all others are looked at from time to time.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use postroom::{Live, MessageId, Store, StoreError, UnroutedTopic, Wake};
+use postroom_relay::{RouteNow, Summary};
+use postroom_server::{Fleet, FleetLimits, FleetShown, FleetTask, Meter, Seen, StandingWord, WorkEnded};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+
+use super::route::{Start, stop_of};
+use super::{owner, wait_for_signals};
+use crate::admin;
+use crate::carrier;
+use crate::config::{Config, Group, Stores, Taken};
+use crate::exit::{self, Failure};
+use crate::intake;
+use crate::retention;
+use crate::say::{say, show};
+use crate::store;
+use crate::stores::{self, Found};
+use crate::supervise::{Ended, supervise};
+
+/// How often it is asked whether a store that is worked at has nothing to do.
+const IDLE_LOOKS: Duration = Duration::from_millis(50);
+/// How often it is shown how the stores stand.
+const SHOWN_EVERY: Duration = Duration::from_millis(500);
+/// A look that takes longer waits for something that is gone.
+const LOOK_WITHIN: Duration = Duration::from_secs(90);
+/// How often a store is looked at for what is not the relays' work; and at least this for each store, so that all together cost little.
+const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(60);
+const HOUSEKEEPING_SHARE: Duration = Duration::from_millis(500);
+/// Removing what is finished and old takes no longer at one look; it goes on with the next.
+const RETENTION_WITHIN: Duration = Duration::from_secs(10);
+const TELL_EVERY: Duration = Duration::from_secs(3600);
+/// So many things are remembered as told; more are not told.
+const TOLD_MAX: usize = 20_000;
+
+/// What is told to the one loop.
+enum Told {
+    Looked(Arc<str>, Seen),
+    Ended(Arc<str>, WorkEnded),
+    /// The databases of a group, or why they could not be asked for.
+    Found(usize, Result<Vec<Found>, String>),
+    /// What it counted, for the report at the end.
+    Counted(String, Ended<Summary>),
+}
+
+/// What all stores share.
+struct Shared {
+    config: Arc<Config>,
+    owner: String,
+    unique: MessageId,
+    meter: Meter,
+    shown: FleetShown,
+    tell: mpsc::UnboundedSender<Told>,
+    /// Whether somebody reads metrics, for which stores are asked for their state.
+    is_watched: bool,
+    /// Each time that a store was worked at; relays of one time must not take lanes of another for their own.
+    times: AtomicU64,
+    /// What was told of stores, and when: topics without a route, and housekeeping that fails.
+    told: Mutex<HashMap<(Arc<str>, String), Instant>>,
+}
+
+impl Shared {
+    /// Whether this was not told of the store within an hour.
+    fn is_news(&self, store: &Arc<str>, what: &str) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() >= TOLD_MAX {
+            told.retain(|_, at| at.elapsed() < TELL_EVERY);
+        }
+        let key = (store.clone(), what.to_owned());
+        if told.get(&key).is_some_and(|at| at.elapsed() < TELL_EVERY) || told.len() >= TOLD_MAX {
+            return false;
+        }
+        told.insert(key, Instant::now());
+        true
+    }
+}
+
+/// A store that is worked at.
+struct AtWork {
+    stop: watch::Sender<bool>,
+    /// Of its routes.
+    now: Vec<Live<RouteNow>>,
+    /// Whether its intakes found nothing when they looked last.
+    quiet: Vec<Arc<AtomicBool>>,
+}
+
+/// The counts of a route in all stores.
+#[derive(Default)]
+struct Total {
+    acked: u64,
+    retried: u64,
+    dead: u64,
+    fenced: u64,
+    lanes_lost: u64,
+    restarts: u64,
+    unfinished: usize,
+    unwritten: usize,
+}
+
+pub async fn run(config: Config, json: bool) -> Result<(), Failure> {
+    let config = Arc::new(config);
+    let Stores::Many(groups) = &config.stores else {
+        return Err(Failure::new(exit::CONFIG, "there are no [[stores]]"));
+    };
+    let (routes, intakes) = (config.routes.len(), config.intakes.len());
+    // A URL that cannot be read ends the program, as with one store.
+    let mut cost = 1;
+    for group in groups {
+        let url = match group {
+            Group::Named { url, .. } => url,
+            Group::Discovered(discovery) => &discovery.store,
+        };
+        let opened = store::open_frugal(url, routes, intakes);
+        let (opened, connections) = opened.map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
+        if intakes > 0 {
+            crate::presets::intakes_of(opened.as_ref())?;
+        }
+        cost = cost.max(connections);
+    }
+    let limits = limits(&config, cost)?;
+    let unique = MessageId::new();
+    let owner = owner(&config, unique);
+    let (stop, stopped) = watch::channel(false);
+    wait_for_signals(stop)?;
+    let meter = Meter::new();
+    let shown = FleetShown::new();
+    admin::serve_many(&config, &meter, &shown).await?;
+    let (tell, told) = mpsc::unbounded_channel();
+    let is_watched = config.admin.is_some() || admin::exports();
+    let shared = Arc::new(Shared {
+        config: config.clone(),
+        owner: owner.clone(),
+        unique,
+        meter,
+        shown,
+        tell,
+        is_watched,
+        times: AtomicU64::new(0),
+        told: Mutex::default(),
+    });
+    for index in 0..groups.len() {
+        tokio::spawn(keep_finding(shared.clone(), index));
+    }
+    show_on_signal(shared.shown.clone())?;
+    say!(
+        "postroom: running {} route(s) over {} as {owner}; at most {} stores at the same time, with {} connections in all",
+        routes,
+        if groups.len() == 1 {
+            "1 entry of [[stores]]".to_owned()
+        } else {
+            format!("{} entries of [[stores]]", groups.len())
+        },
+        limits.places,
+        config.relay.connections_max
+    );
+    let mut work = Loop {
+        shared,
+        fleet: Fleet::new(limits),
+        began: Instant::now(),
+        found: BTreeMap::new(),
+        of_group: vec![None; groups.len()],
+        at_work: HashMap::new(),
+        kept: HashMap::new(),
+        down: HashMap::new(),
+        totals: BTreeMap::new(),
+    };
+    work.run(told, stopped).await;
+    work.report(json)
+}
+
+/// How the connections are shared out: some for looks and for asking for stores, the rest for stores that are worked at.
+fn limits(config: &Config, cost: usize) -> Result<FleetLimits, Failure> {
+    let all = config.relay.connections_max;
+    let looks = (all / 8).clamp(1, 16);
+    // One that marks rows keeps a connection for it.
+    let for_looks = looks * if config.intakes.is_empty() { 1 } else { 2 } + 1;
+    let places = all.saturating_sub(for_looks) / cost;
+    if places == 0 {
+        let text = format!(
+            "relay.connections_max is {all}: a store needs {cost} connections while messages of it are sent, and {} are for looking at the \
+             others; set it to {} or more",
+            for_looks,
+            cost + for_looks
+        );
+        return Err(Failure::new(exit::CONFIG, text));
+    }
+    Ok(FleetLimits {
+        places,
+        looks,
+        look_every: config.relay.look_every,
+        housekeeping_every: HOUSEKEEPING_EVERY,
+        linger: Duration::from_millis(100),
+        slice: Duration::from_secs(10),
+        retry: (Duration::from_secs(1), Duration::from_secs(15)),
+    })
+}
+
+/// Asks for the databases of a group: once if they are named, else for ever.
+async fn keep_finding(shared: Arc<Shared>, index: usize) {
+    let Stores::Many(groups) = &shared.config.stores else { return };
+    let group = &groups[index];
+    loop {
+        let found = tokio::time::timeout(LOOK_WITHIN, stores::of_group(group)).await;
+        let found = found.unwrap_or_else(|_| Err(format!("no answer within {} s", LOOK_WITHIN.as_secs())));
+        if shared.tell.send(Told::Found(index, found)).is_err() {
+            return;
+        }
+        let Group::Discovered(discovery) = group else { return };
+        tokio::time::sleep(discovery.every).await;
+    }
+}
+
+struct Loop {
+    shared: Arc<Shared>,
+    fleet: Fleet,
+    began: Instant,
+    /// All stores by name.
+    found: BTreeMap<Arc<str>, Found>,
+    /// What each group had last; none: it was never asked successfully.
+    of_group: Vec<Option<Vec<Found>>>,
+    at_work: HashMap<Arc<str>, AtWork>,
+    /// When housekeeping was done in each.
+    kept: HashMap<Arc<str>, Instant>,
+    /// Why each store that is down was told to be, and when.
+    down: HashMap<Arc<str>, (String, Instant)>,
+    totals: BTreeMap<String, Total>,
+}
+
+impl Loop {
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    async fn run(&mut self, mut told: mpsc::UnboundedReceiver<Told>, stopped: watch::Receiver<bool>) {
+        let mut idle_looks = tokio::time::interval(IDLE_LOOKS);
+        idle_looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut looks: Vec<AbortHandle> = Vec::new();
+        let mut stop = std::pin::pin!(stop_of(stopped));
+        let mut shown_at = None;
+        loop {
+            let now = self.now();
+            for task in self.fleet.next(now) {
+                match task {
+                    FleetTask::Look(name) => {
+                        looks.retain(|look| !look.is_finished());
+                        looks.extend(self.look(name));
+                    }
+                    FleetTask::Work(name) => self.work(name),
+                    FleetTask::Stop(name) => {
+                        if let Some(at_work) = self.at_work.get(&name) {
+                            let _ = at_work.stop.send(true);
+                        }
+                    }
+                }
+            }
+            if shown_at.is_none_or(|at: Instant| at.elapsed() >= SHOWN_EVERY) {
+                shown_at = Some(Instant::now());
+                self.shared.shown.set(self.fleet.standing(now).collect());
+            }
+            let wait = self.fleet.wake_at().map_or(SHOWN_EVERY, |at| at.saturating_sub(self.now()).min(SHOWN_EVERY));
+            tokio::select! {
+                biased;
+                () = &mut stop => break,
+                Some(told) = told.recv() => self.on(told),
+                _ = idle_looks.tick(), if !self.at_work.is_empty() => self.ask_who_is_idle(),
+                () = tokio::time::sleep(wait.max(Duration::from_millis(5))) => {}
+            }
+        }
+        // A look can be given up at any point; the relays finish what they have in flight.
+        looks.iter().for_each(AbortHandle::abort);
+        for at_work in self.at_work.values() {
+            let _ = at_work.stop.send(true);
+        }
+        while !self.at_work.is_empty() {
+            match told.recv().await {
+                Some(told) => self.on(told),
+                None => break,
+            }
+        }
+        while let Ok(told) = told.try_recv() {
+            self.on(told);
+        }
+    }
+
+    fn on(&mut self, told: Told) {
+        let now = self.now();
+        match told {
+            Told::Looked(name, seen) => {
+                self.tell_of(
+                    &name,
+                    match &seen {
+                        Seen::Down(why) => Some(why),
+                        _ => None,
+                    },
+                );
+                self.fleet.looked(now, &name, seen);
+            }
+            Told::Ended(name, how) => {
+                self.at_work.remove(&name);
+                if let WorkEnded::Failed(why) = &how {
+                    self.tell_of(&name, Some(why));
+                }
+                self.fleet.ended(now, &name, how);
+                // One that moved meanwhile is begun where it is now.
+                if self.found.contains_key(&name) {
+                    self.know();
+                }
+            }
+            Told::Found(group, Ok(found)) => {
+                self.of_group[group] = Some(found);
+                self.know();
+            }
+            Told::Found(group, Err(why)) => {
+                let Stores::Many(groups) = &self.shared.config.stores else { return };
+                let known = if self.of_group[group].is_some() { "; those that are known are kept" } else { "" };
+                tracing::error!("the databases of {} could not be asked for: {why}{known}", groups[group].name());
+            }
+            Told::Counted(route, ended) => {
+                let total = self.totals.entry(route).or_default();
+                total.restarts += ended.restarts;
+                let Some(Summary { counters, unfinished, unwritten, .. }) = ended.last else { return };
+                total.acked += counters.stored;
+                total.retried += counters.retried;
+                total.dead += counters.dead;
+                total.fenced += counters.fenced;
+                total.lanes_lost += counters.lanes_lost;
+                total.unfinished += unfinished;
+                total.unwritten += unwritten;
+            }
+        }
+    }
+
+    /// The stores have changed.
+    fn know(&mut self) {
+        let mut all: BTreeMap<Arc<str>, Found> = BTreeMap::new();
+        for found in self.of_group.iter().flatten().flatten() {
+            if let Some(other) = all.get(&found.name) {
+                if other.url != found.url {
+                    tracing::error!("two databases are named {}; the second one is left out", found.name);
+                }
+                continue;
+            }
+            all.insert(found.name.clone(), found.clone());
+        }
+        // One that moved is stopped where it was, and begun where it is once nothing is done with it any more.
+        let moved =
+            |name: &Arc<str>| self.found.get(name).zip(all.get(name)).is_some_and(|(was, is)| was.url != is.url);
+        let names: BTreeSet<Arc<str>> =
+            all.keys().filter(|name| !(moved(name) && self.at_work.contains_key(*name))).cloned().collect();
+        let (new, gone) = self.fleet.know(self.now(), &names);
+        if !new.is_empty() {
+            tracing::info!("{} stores, of which {} are new", names.len(), new.len());
+        }
+        for name in gone {
+            tracing::info!(store = %name, "the store is not among those of the configuration any more, or it moved");
+            self.kept.remove(&name);
+            self.down.remove(&name);
+        }
+        self.found = all;
+    }
+
+    /// Says once that a store is down, and once that it is back; a reason that stays is told again after an hour.
+    fn tell_of(&mut self, name: &Arc<str>, down: Option<&String>) {
+        match (down, self.down.get(name)) {
+            (None, None) => {}
+            (None, Some(_)) => {
+                self.down.remove(name);
+                tracing::info!(store = %name, "the store is back");
+            }
+            (Some(why), Some((known, at))) if known == why && at.elapsed() < TELL_EVERY => {}
+            (Some(why), _) => {
+                tracing::error!(store = %name, "the store is left alone and tried again later: {why}");
+                self.down.insert(name.clone(), (why.clone(), Instant::now()));
+            }
+        }
+    }
+
+    fn ask_who_is_idle(&mut self) {
+        let now = self.began.elapsed();
+        for (name, at_work) in &self.at_work {
+            let idle = at_work.now.iter().all(|live| live.now().idle)
+                && at_work.quiet.iter().all(|quiet| quiet.load(Ordering::Relaxed));
+            self.fleet.is_idle(now, name, idle);
+        }
+    }
+
+    fn of_store(&self, name: &str) -> (Vec<usize>, Vec<Taken>) {
+        let config = &self.shared.config;
+        let routes = (0..config.routes.len()).filter(|index| config.routes[*index].stores.takes(name)).collect();
+        (routes, config.intakes.iter().filter(|taken| taken.stores.takes(name)).cloned().collect())
+    }
+
+    fn work(&mut self, name: Arc<str>) {
+        let Some(found) = self.found.get(&name).cloned() else {
+            self.fleet.ended(self.now(), &name, WorkEnded::Done);
+            return;
+        };
+        let (routes, intakes) = self.of_store(&name);
+        let (stop, stopped) = watch::channel(false);
+        let now: Vec<Live<RouteNow>> = routes.iter().map(|_| Live::new()).collect();
+        let quiet: Vec<Arc<AtomicBool>> = intakes.iter().map(|_| Arc::default()).collect();
+        let job = Job {
+            shared: self.shared.clone(),
+            found,
+            routes,
+            intakes,
+            now: now.clone(),
+            quiet: quiet.clone(),
+            stopped,
+        };
+        self.at_work.insert(name.clone(), AtWork { stop, now, quiet });
+        let tell = self.shared.tell.clone();
+        tokio::spawn(async move {
+            // A task of its own, so that a panic in one store ends only the work at it.
+            let how = match tokio::spawn(job.done()).await {
+                Ok(how) => how,
+                Err(error) => WorkEnded::Failed(format!("it ended unexpectedly: {error}")),
+            };
+            let _ = tell.send(Told::Ended(name, how));
+        });
+    }
+
+    fn look(&mut self, name: Arc<str>) -> Option<AbortHandle> {
+        let Some(found) = self.found.get(&name).cloned() else {
+            self.fleet.looked(self.now(), &name, Seen::Nothing);
+            return None;
+        };
+        let (routes, intakes) = self.of_store(&name);
+        let every = HOUSEKEEPING_EVERY.max(HOUSEKEEPING_SHARE * u32::try_from(self.found.len()).unwrap_or(u32::MAX));
+        // Not with the first look: messages go first.
+        let kept_at = self.kept.entry(name.clone()).or_insert_with(Instant::now);
+        let keeps = kept_at.elapsed() >= every;
+        if keeps {
+            *kept_at = Instant::now();
+        }
+        let shared = self.shared.clone();
+        let task = tokio::spawn(async move {
+            let look = Look { shared: &shared, found: &found, routes: &routes, intakes: &intakes };
+            let seen = match tokio::time::timeout(LOOK_WITHIN, look.done(keeps)).await {
+                Ok(Ok(seen)) => seen,
+                Ok(Err(why)) => Seen::Down(why),
+                Err(_) => Seen::Down(format!("a look at it did not end within {} s", LOOK_WITHIN.as_secs())),
+            };
+            let _ = shared.tell.send(Told::Looked(name, seen));
+        });
+        Some(task.abort_handle())
+    }
+
+    fn report(&self, json: bool) -> Result<(), Failure> {
+        let unwritten: usize = self.totals.values().map(|total| total.unwritten).sum();
+        if json {
+            let shown = |(route, total): (&String, &Total)| {
+                serde_json::json!({
+                    "route": route, "acked": total.acked, "retried": total.retried, "dead": total.dead, "fenced": total.fenced,
+                    "lanes_lost": total.lanes_lost, "restarts": total.restarts, "unfinished": total.unfinished, "unwritten": total.unwritten,
+                })
+            };
+            let routes: Vec<_> = self.totals.iter().map(shown).collect();
+            show!("{}", serde_json::json!({ "stores": self.found.len(), "routes": routes, "inboxes": [] }));
+        } else {
+            for (route, total) in &self.totals {
+                say!(
+                    "postroom: route {route}: acked {}, retried {}, dead {}, fenced {}, lanes lost {}, restarts {}, unfinished {}, unwritten {}",
+                    total.acked,
+                    total.retried,
+                    total.dead,
+                    total.fenced,
+                    total.lanes_lost,
+                    total.restarts,
+                    total.unfinished,
+                    total.unwritten
+                );
+            }
+        }
+        if unwritten > 0 {
+            let text = format!("stopped, and {unwritten} messages whose outcome is not recorded may be sent again");
+            return Err(Failure { answered: json, ..Failure::new(exit::UNREACHABLE, text) });
+        }
+        Ok(())
+    }
+}
+
+/// The work at one store, until it is told to stop.
+struct Job {
+    shared: Arc<Shared>,
+    found: Found,
+    routes: Vec<usize>,
+    intakes: Vec<Taken>,
+    now: Vec<Live<RouteNow>>,
+    quiet: Vec<Arc<AtomicBool>>,
+    stopped: watch::Receiver<bool>,
+}
+
+/// Ends a task with the work that it belongs to.
+struct Beside(AbortHandle);
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Job {
+    async fn done(self) -> WorkEnded {
+        match self.relayed().await {
+            Ok(how) => how,
+            Err(failure) => WorkEnded::Failed(failure.text),
+        }
+    }
+
+    async fn relayed(self) -> Result<WorkEnded, Failure> {
+        let Self { shared, found, routes, intakes, now, quiet, stopped } = self;
+        let (store, _) = store::open_frugal(&found.url, shared.config.routes.len(), shared.config.intakes.len())?;
+        let wakes: Vec<Wake> = routes.iter().map(|_| Wake::new()).collect();
+        let time = shared.times.fetch_add(1, Ordering::Relaxed);
+        let owner = format!("{}/{time}", shared.owner);
+        let starts = routes.iter().zip(&wakes).zip(&now).map(|((index, wake), live)| Start {
+            config: shared.config.clone(),
+            store: store.clone(),
+            index: *index,
+            owner: owner.clone(),
+            wake: wake.clone(),
+            live: live.clone(),
+            meter: shared.meter.clone(),
+            unique: shared.unique,
+            stopped: stopped.clone(),
+            brief: true,
+        });
+        // All of them, or none.
+        let mut opened = Vec::with_capacity(routes.len());
+        for start in starts {
+            let relay = tokio::select! {
+                biased;
+                () = stop_of(stopped.clone()) => return Ok(WorkEnded::Interrupted),
+                relay = start.open(0) => relay?,
+            };
+            opened.push((start, relay));
+        }
+        let mut relays = Vec::with_capacity(routes.len());
+        for (start, opened) in opened {
+            let route = &shared.config.routes[start.index].route;
+            let first = start.clone().relay(opened);
+            let name = format!("store {}, route {}", found.name, route.name);
+            let again = start.clone();
+            let relay = supervise(name, stopped.clone(), first, move |restart| {
+                let start = again.clone();
+                Box::pin(async move {
+                    let relay = tokio::select! {
+                        () = stop_of(start.stopped.clone()) => return Err(super::not_running()),
+                        relay = start.open(restart) => relay?,
+                    };
+                    start.relay(relay).await
+                })
+            });
+            relays.push((route.name.clone(), relay));
+        }
+        let mut beside: Vec<Beside> = Vec::new();
+        for (taken, quiet) in intakes.iter().zip(&quiet) {
+            let taking = intake::keep_taking(taken.clone(), store.clone(), wakes.clone(), Some(quiet.clone()));
+            beside.push(Beside(tokio::spawn(taking).abort_handle()));
+        }
+        beside.push(Beside(tokio::spawn(carrier::carry_out(store.clone())).abort_handle()));
+        stop_of(stopped.clone()).await;
+        let was_idle =
+            now.iter().all(|live| live.now().idle) && quiet.iter().all(|quiet| quiet.load(Ordering::Relaxed));
+        for (route, relay) in relays {
+            let _ = shared.tell.send(Told::Counted(route, relay.ended().await));
+        }
+        drop(beside);
+        intake::finish(&intakes, store.as_ref()).await;
+        Ok(if was_idle { WorkEnded::Done } else { WorkEnded::Interrupted })
+    }
+}
+
+/// One look at a store: whether something waits, and what is to be done in it that is not the relays' work.
+struct Look<'a> {
+    shared: &'a Shared,
+    found: &'a Found,
+    routes: &'a [usize],
+    intakes: &'a [Taken],
+}
+
+impl Look<'_> {
+    /// The error is for people.
+    async fn done(&self, keeps_house: bool) -> Result<Seen, String> {
+        let text = |error: StoreError| Failure::of(exit::FAILURE, &error).text;
+        let (store, _) = store::open_frugal(&self.found.url, 1, 1).map_err(|failure| failure.text)?;
+        let names: Vec<String> =
+            self.routes.iter().map(|index| self.shared.config.routes[*index].route.name.clone()).collect();
+        let mut waits = store.work_waits(&names).await.map_err(text)?;
+        if let Some(intakes) = store.intakes() {
+            for taken in self.intakes {
+                waits = waits || !intakes.preview_intake(&taken.intake, 1).await.map_err(text)?.is_empty();
+            }
+        }
+        if keeps_house {
+            match self.keep_house(store.as_ref(), &names).await {
+                Ok(goes_on) => waits |= goes_on,
+                // Messages are sent all the same.
+                Err(error) => {
+                    let why = text(error);
+                    if self.shared.is_news(&self.found.name, &why) {
+                        tracing::error!(store = %self.found.name, "housekeeping fails: {why}; `postroom check` names missing rights");
+                    }
+                }
+            }
+        }
+        Ok(if waits { Seen::Work } else { Seen::Nothing })
+    }
+
+    /// Returns whether an operation goes on, for which relays are needed.
+    async fn keep_house(&self, store: &dyn Store, routes: &[String]) -> Result<bool, StoreError> {
+        let stepped = store.step_operations().await?;
+        intake::finish(self.intakes, store).await;
+        let config = &self.shared.config;
+        if !config.retention.parts().is_empty() {
+            let removed = retention::pass_once(&config.retention, store, routes, RETENTION_WITHIN).await?;
+            self.shared.meter.removed(&removed);
+        }
+        for UnroutedTopic { topic, messages, .. } in store.unrouted_topics().await? {
+            if self.shared.is_news(&self.found.name, &topic) {
+                tracing::warn!(store = %self.found.name, topic, messages, "no route takes this topic, so its messages are not sent");
+            }
+        }
+        if self.shared.is_watched {
+            self.shared.shown.seen(&self.found.name, store.status().await?.routes);
+        }
+        Ok(stepped.given_out > 0 || stepped.going_on > 0)
+    }
+}
+
+/// SIGUSR1 prints how the stores stand, as one line of JSON on standard error.
+fn show_on_signal(shown: FleetShown) -> Result<(), Failure> {
+    let mut asked = signal(SignalKind::user_defined1())
+        .map_err(|error| Failure::new(exit::FAILURE, format!("failed to listen for signals: {error}")))?;
+    tokio::spawn(async move {
+        while asked.recv().await.is_some() {
+            let standing = shown.standing();
+            let count = |word: StandingWord| standing.iter().filter(|one| one.state == word).count();
+            let mut counts = serde_json::Map::new();
+            for word in StandingWord::ALL {
+                counts.insert(word.as_str().to_owned(), count(word).into());
+            }
+            let of = |word: StandingWord| {
+                let some = standing.iter().filter(move |one| one.state == word).take(100);
+                some.map(|one| {
+                    let since = one.since.map(|since| since.as_secs());
+                    serde_json::json!({ "store": &*one.store, "for_seconds": since, "problem": one.why })
+                })
+                .collect::<Vec<_>>()
+            };
+            let (working, down) = (of(StandingWord::Working), of(StandingWord::Down));
+            say!("{}", serde_json::json!({ "stores": counts, "working": working, "down": down }));
+        }
+    });
+    Ok(())
+}
