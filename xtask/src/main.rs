@@ -46,7 +46,8 @@ cargo xtask <command>
   conformance [--write]             run the suites that every store and broker passes, on every server that can be had
                                     here, and print a table; --write also puts it into docs/support.md
   sim [--seed N | --seeds FROM..TO] run the engine in its simulated world; one seed prints its last events
-  chaos [--schedules N] [--seed S]  run random schedules of faults on real servers, and note them in
+  chaos [--mariadb] [--schedules N] [--seed S]
+                                    run random schedules of faults on real servers, and note them in
                                     docs/chaos-ledger.jsonl
   seeded-bugs [--only NAME] [--list]
                                     seed one known bug (xtask/seeded-bugs/NAME.patch) after the other in a copy of the

@@ -1,15 +1,22 @@
-//! The program on a MariaDB of its own: relays and the server die while writers in any language (the procedure `postroom_enqueue`) go on, and the
-//! independent judge looks at what the broker and the inbox have.
+//! The program on a MariaDB of its own: random schedules of faults meet relays, links and the server while writers in any language (the procedure
+//! `postroom_enqueue`) go on, and the independent judge looks at what the broker and the inbox have.
+//!
+//! `cargo xtask chaos --mariadb --schedules N --seed S` runs more of them, and notes the result in `docs/chaos-ledger.jsonl`.
 
 // The length of a pause is the fault itself; everything else waits for signals.
-#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, dead_code)]
 
+#[path = "chaos/tally.rs"]
+mod tally;
+
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, TxOpts};
 use postroom::{
@@ -18,15 +25,20 @@ use postroom::{
 };
 use postroom_mysql::{Database, options_of};
 use postroom_testkit::chance::Chance;
-use postroom_testkit::judge::{Committed, History, judge};
+use postroom_testkit::judge::{Committed, History, Violation, judge};
+use postroom_testkit::proxy::{Link, Proxy};
 use postroom_testkit::rabbitmq::{AuditQueue, QueueKind};
 use postroom_testkit::services::MysqlServer;
 use postroom_testkit::surroundings;
+use tally::{Outcome, Tally};
 
 const KEYS: u64 = 200;
-const MESSAGES: usize = 4000;
+const MESSAGES: usize = 3000;
 const IN_FLIGHT: usize = 300;
-const FAULTS: usize = 8;
+/// At most so many in a schedule, and three fewer at least.
+const FAULTS: u64 = 9;
+/// Relays of a schedule.
+const RELAYS: usize = 3;
 const CONSUMER: &str = "table";
 /// Nothing here takes as long as this unless it is stuck.
 const STUCK: Duration = Duration::from_secs(240);
@@ -102,38 +114,136 @@ fn deed() -> Deed {
     Deed { actor: "mariadb".to_owned(), reason: "a test".to_owned() }
 }
 
-/// A relay process; killed when dropped.
-struct Relay(Child);
+/// A relay process behind two links of its own; killed when dropped.
+struct Relay {
+    process: Child,
+    config: PathBuf,
+    log: PathBuf,
+    store: Proxy,
+    broker: Proxy,
+}
+
+/// The URL with another `HOST:PORT`, and the one that it has.
+fn through(url: &str, address: &str) -> (String, String) {
+    let (before, after) = url.split_once('@').unwrap();
+    let (target, path) = after.split_once('/').unwrap();
+    (format!("{before}@{address}/{path}"), target.to_owned())
+}
 
 impl Relay {
-    fn start(config: &Path, log: &Path) -> Self {
-        let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
-        let mut command = Command::new(surroundings::postroom_binary());
-        surroundings::without_tests(&mut command);
-        let command = command.args(["run", "--config"]).arg(config);
-        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap())
+    async fn begin(dir: &Path, index: usize, url: &str, rabbit: &str, exchange: &str) -> Self {
+        let store = Proxy::to(&through(url, "").1).await;
+        let broker = Proxy::to(&through(rabbit, "").1).await;
+        let (url, rabbit) = (through(url, &store.address()).0, through(rabbit, &broker.address()).0);
+        let config = dir.join(format!("relay-{index}.toml"));
+        let queue = queue_of(exchange);
+        let text = format!(
+            "[store]\nurl = {url:?}\n\
+             [relay]\nin_flight_max = {IN_FLIGHT}\nlease = \"1s\"\npoll_idle = \"50ms\"\n\
+             [[routes]]\nname = \"orders\"\ntopics = [\"orders\"]\n\
+             [routes.sink]\nkind = \"rabbitmq\"\nurl = {rabbit:?}\nexchange = {exchange:?}\n\
+             [[inboxes]]\nconsumer = {CONSUMER:?}\n\
+             [inboxes.from]\nkind = \"rabbitmq\"\nurl = {rabbit:?}\nqueue = {queue:?}\nprefetch = 200\n"
+        );
+        std::fs::write(&config, text).unwrap();
+        let log = dir.join("relay.log");
+        Self { process: start(&config, &log), config, log, store, broker }
     }
 
     fn signal(&self, name: &str) {
-        let pid = self.0.id().to_string();
+        let pid = self.process.id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
+    }
+
+    /// Whatever it does now ends; another process takes its place.
+    fn killed(&mut self) {
+        let _ = self.process.kill();
+        self.process.wait().unwrap();
+        self.process = start(&self.config, &self.log);
+    }
+
+    /// What a supervisor does with one that could not begin while the server was away.
+    fn lives_again(&mut self) {
+        if self.process.try_wait().unwrap().is_some() {
+            self.process = start(&self.config, &self.log);
+        }
     }
 }
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deaths_of_relays_and_of_the_server_lose_and_reorder_nothing() {
+fn start(config: &Path, log: &Path) -> Child {
+    let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+    let mut command = Command::new(surroundings::postroom_binary());
+    surroundings::without_tests(&mut command);
+    let command = command.args(["run", "--config"]).arg(config);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+}
+
+fn queue_of(exchange: &str) -> String {
+    format!("{CONSUMER}-{exchange}")
+}
+
+/// One fault, from its beginning to its end.
+async fn inflict(relays: &mut [Relay], server: &mut MysqlServer, chance: &mut Chance) -> &'static str {
+    let relay = &mut relays[chance.below(RELAYS as u64) as usize];
+    let while_it_lasts = Duration::from_millis(300 + chance.below(2200));
+    match chance.below(12) {
+        0..=2 => {
+            relay.killed();
+            "relay kill -9"
+        }
+        3 => {
+            relay.signal("TERM");
+            assert_eq!(relay.process.wait().unwrap().code(), Some(0), "I12");
+            relay.process = start(&relay.config, &relay.log);
+            "relay SIGTERM"
+        }
+        4 => {
+            relay.signal("STOP");
+            tokio::time::sleep(Duration::from_millis(2500)).await;
+            relay.signal("CONT");
+            "relay paused beyond its lease"
+        }
+        5 | 6 => {
+            server.kill().unwrap();
+            server.start_again().unwrap();
+            "mariadb kill -9"
+        }
+        7 => {
+            relay.store.reset();
+            relay.broker.reset();
+            "link reset"
+        }
+        fault => {
+            let (link, what) = match fault {
+                8 | 9 => (Link::BlackHole, "link black"),
+                10 => (Link::RepliesLost, "replies lost"),
+                _ => (Link::Throttled(20_000), "link throttled"),
+            };
+            let end = if chance.percent(60) { &relay.store } else { &relay.broker };
+            end.set(link);
+            tokio::time::sleep(while_it_lasts).await;
+            // Connections of which something was lost do not go on as if nothing had been.
+            end.reset();
+            end.set(Link::Open);
+            what
+        }
+    }
+}
+
+/// Writers, an operator, a replay and faults, until everything has come to rest; and what the judge says of it.
+async fn schedule(seed: u64, server: &mut MysqlServer) -> Outcome {
     let dir = surroundings::scratch("mariadb-relays");
-    let mut server = MysqlServer::start(&dir.join("server")).unwrap();
+    let (name, rabbit) = (format!("shop_{seed}"), surroundings::rabbitmq_url());
     let mut admin = Conn::new(options_of(&server.url("mysql")).unwrap()).await.unwrap();
-    admin.query_drop("create database shop").await.unwrap();
-    let (url, rabbit) = (server.url("shop"), surroundings::rabbitmq_url());
+    admin.query_drop(format!("create database {name}")).await.unwrap();
+    let url = server.url(&name);
     postroom(&["migrate", "--store", &url, "--lanes", "8"]);
     let mut shop = Conn::new(options_of(&url).unwrap()).await.unwrap();
     shop.query_drop("create table numbers (k varchar(32) primary key, n bigint not null default 0)").await.unwrap();
@@ -141,37 +251,27 @@ async fn deaths_of_relays_and_of_the_server_lose_and_reorder_nothing() {
     for key in 0..KEYS {
         shop.exec_drop("insert into numbers (k) values (?)", (format!("key-{key}"),)).await.unwrap();
     }
-
     let exchange = format!("m-{}", surroundings::unique());
     let audit = AuditQueue::bound(&rabbit, &exchange, "orders.#").await;
-    let queue = format!("{CONSUMER}-{exchange}");
-    AuditQueue::named(&rabbit, &exchange, "orders.#", &queue, QueueKind::Classic).await;
-    let config = dir.join("postroom.toml");
-    let text = format!(
-        "[store]\nurl = {url:?}\n\
-         [relay]\nin_flight_max = {IN_FLIGHT}\nlease = \"1s\"\npoll_idle = \"50ms\"\n\
-         [[routes]]\nname = \"orders\"\ntopics = [\"orders\"]\n\
-         [routes.sink]\nkind = \"rabbitmq\"\nurl = {rabbit:?}\nexchange = {exchange:?}\n\
-         [[inboxes]]\nconsumer = {CONSUMER:?}\n\
-         [inboxes.from]\nkind = \"rabbitmq\"\nurl = {rabbit:?}\nqueue = {queue:?}\nprefetch = 200\n"
-    );
-    std::fs::write(&config, text).unwrap();
-    let log: PathBuf = dir.join("relay.log");
-    let mut relays: Vec<Relay> = (0..3).map(|_| Relay::start(&config, &log)).collect();
+    AuditQueue::named(&rabbit, &exchange, "orders.#", &queue_of(&exchange), QueueKind::Classic).await;
+    let mut relays = Vec::new();
+    for index in 0..RELAYS {
+        relays.push(Relay::begin(&dir, index, &url, &rabbit, &exchange).await);
+    }
+    let log = dir.join("relay.log");
 
-    let seed = 20_260;
     let committed = Arc::new(AtomicUsize::new(0));
     let writers: Vec<_> =
-        (0..6).map(|writer| tokio::spawn(write(url.clone(), seed + writer, committed.clone()))).collect();
+        (0..6).map(|writer| tokio::spawn(write(url.clone(), seed * 100 + writer, committed.clone()))).collect();
     let store = Database::new(&url).unwrap();
     let operator = tokio::spawn(operate(store.clone(), Chance::new(seed)));
     let mut chance = Chance::new(seed ^ 7);
-    let replay = OperationId::new();
-    for fault in 0..FAULTS {
+    let (mut outcome, replay, faults) = (Outcome::default(), OperationId::new(), FAULTS - chance.below(4));
+    for fault in 0..faults {
         // A fault for each part of the traffic.
-        let from = MESSAGES * fault / (FAULTS + 1);
+        let from = MESSAGES * fault as usize / (faults as usize + 1);
         until("writers have written more", &log, async || committed.load(Ordering::Relaxed) > from).await;
-        if fault == 4 {
+        if fault == faults / 2 {
             // What was sent until now is sent once more, before new messages of its keys, whoever dies meanwhile.
             let again = NewOperation {
                 kind: OperationKind::Replay,
@@ -185,31 +285,24 @@ async fn deaths_of_relays_and_of_the_server_lose_and_reorder_nothing() {
                 place: ReplayPlace::Before,
                 new_ids: false,
             };
-            store.begin_operation(replay, &again, &deed()).await.unwrap();
+            until("the replay is begun", &log, async || store.begin_operation(replay, &again, &deed()).await.is_ok())
+                .await;
         }
-        let index = chance.below(relays.len() as u64) as usize;
-        match fault {
-            2 | 5 => {
-                server.kill().unwrap();
-                server.start_again().unwrap();
-            }
-            3 => {
-                relays[index].signal("STOP");
-                tokio::time::sleep(Duration::from_millis(2500)).await;
-                relays[index].signal("CONT");
-            }
-            _ => relays[index] = Relay::start(&config, &log),
-        }
+        outcome.faults.push(inflict(&mut relays, server, &mut chance).await);
     }
     for writer in writers {
         tokio::time::timeout(STUCK, writer).await.unwrap().unwrap();
     }
+    relays.iter_mut().for_each(Relay::lives_again);
     operator.abort();
-    for key in store.waiting_keys(Side::Out, None, 10_000).await.unwrap() {
-        if key.waits_for == WaitsFor::Parked {
-            store.act_on_key(&key.route, &key.key, KeyDeed::Unpark, &deed()).await.unwrap();
+    until("every key may go on", &log, async || {
+        let Ok(keys) = store.waiting_keys(Side::Out, None, 10_000).await else { return false };
+        for key in keys.iter().filter(|key| key.waits_for == WaitsFor::Parked) {
+            let _ = store.act_on_key(&key.route, &key.key, KeyDeed::Unpark, &deed()).await;
         }
-    }
+        keys.iter().all(|key| key.waits_for != WaitsFor::Parked)
+    })
+    .await;
     until("the backlog is empty", &log, async || {
         let status = store.status().await.unwrap();
         status.routes.iter().all(|route| route.backlog == 0 && route.parked == 0)
@@ -221,30 +314,33 @@ async fn deaths_of_relays_and_of_the_server_lose_and_reorder_nothing() {
     })
     .await;
     let replayed = store.operations(Some(replay), 1).await.unwrap().remove(0);
-    assert!(replayed.given_out > 0 && replayed.done == replayed.given_out, "I18: {replayed:?}");
+    if replayed.done != replayed.given_out {
+        let found = format!("a replay gave out {} and says that {} are done", replayed.given_out, replayed.done);
+        outcome.violations.push(Violation { invariant: "I18", found });
+    }
     let mut shop = Conn::new(options_of(&url).unwrap()).await.unwrap();
     let rows: Vec<(String, String, i64)> = shop.query("select id, k, n from ledger").await.unwrap();
-    let counted = "select count(*) from postroom_inbox_messages";
     let sent = rows.len() as i64;
     until("the inbox has everything", &log, async || {
         let mut conn = Conn::new(options_of(&url).unwrap()).await.unwrap();
-        conn.query_first::<i64, _>(counted).await.unwrap() == Some(sent)
+        conn.query_first::<i64, _>("select count(*) from postroom_inbox_messages").await.unwrap() == Some(sent)
     })
     .await;
-
-    let dead: Vec<String> = shop.query("select id from postroom_dead_letters").await.unwrap();
-    assert!(dead.is_empty(), "I7: nobody refused {dead:?}");
     let history = History {
         committed: rows.into_iter().map(|(id, key, number)| Committed { id, key, number }).collect(),
         stored: audit.drain().await.into_iter().map(|stored| stored.id).collect(),
+        dead: shop.query("select id from postroom_dead_letters").await.unwrap(),
         kept: Some(shop.query("select id from postroom_inbox_messages order by seq").await.unwrap()),
-        duplicates_max: FAULTS * 3 * IN_FLIGHT + replayed.given_out as usize,
+        duplicates_max: faults as usize * RELAYS * IN_FLIGHT + replayed.given_out as usize,
         ..History::default()
     };
-    let violations: Vec<String> = judge(&history).iter().map(ToString::to_string).collect();
-    assert!(violations.is_empty(), "{}", violations.join("; "));
-    assert!(history.committed.len() >= MESSAGES);
-
+    outcome.messages = history.committed.len();
+    outcome.duplicates = history.stored.len().saturating_sub(history.committed.len());
+    outcome.violations.extend(judge(&history));
+    if !history.dead.is_empty() {
+        let found = format!("{} messages are dead, and nobody ever refused one", history.dead.len());
+        outcome.violations.push(Violation { invariant: "I7", found });
+    }
     let status = postroom(&["status", "--store", &url]);
     assert!(status.contains("orders") && status.contains(CONSUMER), "{status}");
     let why = postroom(&["why", &history.committed[0].id, "--store", &url]);
@@ -252,6 +348,38 @@ async fn deaths_of_relays_and_of_the_server_lose_and_reorder_nothing() {
     // Every relay says goodbye.
     for relay in &mut relays {
         relay.signal("TERM");
-        assert_eq!(relay.0.wait().unwrap().code(), Some(0));
+        let code = relay.process.wait().unwrap().code();
+        if code != Some(0) {
+            let found = format!("a relay told to stop ended with {code:?}");
+            outcome.violations.push(Violation { invariant: "I12", found });
+        }
     }
+    if outcome.violations.is_empty() {
+        admin = Conn::new(options_of(&server.url("mysql")).unwrap()).await.unwrap();
+        admin.query_drop(format!("drop database {name}")).await.unwrap();
+    }
+    outcome
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_schedules_of_faults_break_no_invariant() {
+    let number = |variable: &str, usual: u64| std::env::var(variable).map_or(usual, |text| text.parse().unwrap());
+    let (schedules, first) = (number("POSTROOM_CHAOS_SCHEDULES", 2), number("POSTROOM_CHAOS_SEED", 1));
+    let mut server = MysqlServer::start(&surroundings::scratch("mariadb-chaos").join("server")).unwrap();
+    let mut tally = Tally::new(first);
+    for seed in first..first + schedules {
+        match AssertUnwindSafe(schedule(seed, &mut server)).catch_unwind().await {
+            Ok(outcome) => tally.add(seed, outcome),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned();
+                tally.stuck(seed, &text.unwrap_or_else(|| "it panicked".to_owned()));
+            }
+        }
+        println!("{}", tally.line());
+        // After each one, so that a run that is interrupted has said what it saw.
+        if let Ok(file) = std::env::var("POSTROOM_CHAOS_SUMMARY") {
+            std::fs::write(file, tally.json()).unwrap();
+        }
+    }
+    assert!(tally.violations.is_empty(), "{:#?}", tally.violations);
 }

@@ -319,7 +319,7 @@ mod tests {
 
     fn parse(text: &str) -> Result<Taken, String> {
         let table: Table = text.parse().unwrap();
-        one(&table, "intake[0].")
+        one(&table, "intake[0].", false)
     }
 
     const GOOD: &str = r#"

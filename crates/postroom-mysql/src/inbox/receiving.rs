@@ -34,7 +34,7 @@ async fn admit(tx: &mut Transaction<'_>, consumer: &str, ids: &[String]) -> Resu
     sorted.sort_unstable();
     let sql = "select straight_join i.message_id
                  from (select id from json_table(:ids, '$[*]' columns (id char(36) character set ascii path '$')) j) n
-                 join postroom_inbox i on i.consumer = :consumer and i.message_id = n.id order by n.id lock in share mode";
+                 join postroom_inbox i force index (primary) on i.consumer = :consumer and i.message_id = n.id order by n.id lock in share mode";
     let known: Vec<String> = tx.exec(sql, params! { "ids" => json(&sorted), "consumer" => consumer }).await?;
     let known: HashSet<String> = known.into_iter().collect();
     let mut new = HashSet::new();
@@ -132,7 +132,7 @@ async fn take(
         return Ok(Vec::new());
     }
     let sql = "update json_table(:ids, '$[*]' columns (id char(36) character set ascii path '$')) n
-                 straight_join postroom_inbox_messages m on m.consumer = :consumer and m.id = n.id
+                 straight_join postroom_inbox_messages m force index (primary) on m.consumer = :consumer and m.id = n.id
                   set m.window_over = m.window_over or m.state = 'early', m.state = 'claimed', m.claim = m.claim + 1,
                       m.claims = m.claims + 1, m.claimed_by = :owner, m.waits_since = utc_timestamp(6),
                       m.due_at = timestampadd(microsecond, :lease, utc_timestamp(6))";
@@ -356,7 +356,7 @@ impl ConsumerStore for Mysql {
     ) -> Result<(), StoreError> {
         let claims: Vec<(String, i64)> = claims.iter().map(|(id, claim)| (id.to_string(), *claim)).collect();
         let sql = "update json_table(:claims, '$[*]' columns (id char(36) character set ascii path '$[0]', claim bigint path '$[1]')) n
-                     straight_join postroom_inbox_messages m on m.consumer = :consumer and m.id = n.id and m.claim = n.claim
+                     straight_join postroom_inbox_messages m force index (primary) on m.consumer = :consumer and m.id = n.id and m.claim = n.claim
                       set m.due_at = timestampadd(microsecond, :lease, utc_timestamp(6)), m.waits_since = utc_timestamp(6)
                     where m.state = 'claimed'";
         let parameters =

@@ -116,7 +116,7 @@ pub(crate) async fn renew(
 
     // Waits for what this relay itself is recording about its lanes.
     let sql = "update json_table(:held, '$[*]' columns (lane smallint path '$[0]', epoch bigint path '$[1]')) n
-                 straight_join postroom_lanes l on l.route = :route and l.lane = n.lane and l.epoch = n.epoch
+                 straight_join postroom_lanes l force index (primary) on l.route = :route and l.lane = n.lane and l.epoch = n.epoch
                   set l.expires_at = timestampadd(microsecond, :lease, utc_timestamp(6))
                 where l.owner = :owner";
     let parameters = params! { "held" => json(held), "lease" => lease, "route" => name, "owner" => owner };
@@ -216,7 +216,7 @@ async fn take(
 ) -> Result<(), Error> {
     let lanes: Vec<u16> = taken.iter().map(|granted| granted.lane).collect();
     let sql = "update json_table(:lanes, '$[*]' columns (lane smallint path '$')) n
-                 straight_join postroom_lanes l on l.route = :route and l.lane = n.lane
+                 straight_join postroom_lanes l force index (primary) on l.route = :route and l.lane = n.lane
                   set l.epoch = l.epoch + 1, l.owner = :owner,
                       l.expires_at = timestampadd(microsecond, :lease, utc_timestamp(6))";
     let parameters = params! { "lanes" => json(&lanes), "owner" => owner, "lease" => lease, "route" => route };
@@ -241,7 +241,7 @@ async fn reset_waits(tx: &mut impl Queryable, route: &str) -> Result<(), Error> 
         return Ok(());
     }
     let sql = "update json_table(?, '$[*]' columns (seq bigint path '$[0]', id char(36) character set ascii path '$[1]')) n
-                 straight_join postroom_parked p on p.route = ? and p.seq = n.seq and p.id = n.id
+                 straight_join postroom_parked p force index (primary) on p.route = ? and p.seq = n.seq and p.id = n.id
                   set p.due_at = timestampadd(microsecond, timestampdiff(microsecond, p.waits_since, utc_timestamp(6)), p.due_at),
                       p.waits_since = utc_timestamp(6)
                 where p.waits_since > utc_timestamp(6)";
@@ -251,7 +251,7 @@ async fn reset_waits(tx: &mut impl Queryable, route: &str) -> Result<(), Error> 
 /// Gives lanes back at once, so that another relay can take them.
 pub(crate) async fn give_back(conn: &mut Conn, route: &str, owner: &str, lanes: &[Tenant]) -> Result<(), Error> {
     let sql = "update json_table(?, '$[*]' columns (lane smallint path '$[0]', epoch bigint path '$[1]')) n
-                 straight_join postroom_lanes l on l.route = ? and l.lane = n.lane and l.epoch = n.epoch
+                 straight_join postroom_lanes l force index (primary) on l.route = ? and l.lane = n.lane and l.epoch = n.epoch
                   set l.owner = null, l.expires_at = null
                 where l.owner = ?";
     conn.exec_drop(sql, (json(lanes), route, owner)).await

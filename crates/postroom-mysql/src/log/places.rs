@@ -22,7 +22,7 @@ pub(crate) async fn give(conn: &mut Conn, lanes: &[u16], limit: usize) -> Result
     // The counter may be that of a backup, or rows may have been put back: no place at or below a position is given again.
     let sql = "select p.lane, greatest(p.next_place,
                       coalesce((select max(l.position) from postroom_routes r
-                                 straight_join postroom_lanes l on l.route = r.name and l.lane = p.lane), 0) + 1,
+                                 straight_join postroom_lanes l force index (primary) on l.route = r.name and l.lane = p.lane), 0) + 1,
                       coalesce((select o.place from postroom_outbox o where o.lane = p.lane order by o.place desc limit 1), 0) + 1)
                  from postroom_places p
                 where p.lane in (select n.lane from json_table(?, '$[*]' columns (lane smallint path '$')) n)
@@ -46,11 +46,11 @@ pub(crate) async fn give(conn: &mut Conn, lanes: &[u16], limit: usize) -> Result
     }
     let next: Vec<(u16, i64)> = next.into_iter().collect();
     let sql = "update json_table(?, '$[*]' columns (seq bigint path '$[0]', place bigint path '$[1]')) n
-                 straight_join postroom_outbox o on o.seq = n.seq
+                 straight_join postroom_outbox o force index (primary) on o.seq = n.seq
                   set o.place = n.place";
     tx.exec_drop(sql, (json(&given),)).await?;
     let sql = "update json_table(?, '$[*]' columns (lane smallint path '$[0]', place bigint path '$[1]')) n
-                 straight_join postroom_places p on p.lane = n.lane
+                 straight_join postroom_places p force index (primary) on p.lane = n.lane
                   set p.next_place = n.place";
     tx.exec_drop(sql, (json(&next),)).await?;
     tx.commit().await?;

@@ -133,7 +133,7 @@ pub(crate) fn noted(history: &str) -> String {
 pub(crate) async fn unpark(tx: &mut impl Queryable, route: &str, seqs: &[(i64, String)]) -> Result<(), Error> {
     let sql = "delete p
                  from json_table(?, '$[*]' columns (seq bigint path '$[0]', id char(36) character set ascii path '$[1]')) n
-                 straight_join postroom_parked p on p.route = ? and p.seq = n.seq and p.id = n.id";
+                 straight_join postroom_parked p force index (primary) on p.route = ? and p.seq = n.seq and p.id = n.id";
     tx.exec_drop(sql, (json(seqs), route)).await
 }
 
@@ -150,7 +150,7 @@ pub(crate) async fn promote<K: AsRef<str>>(tx: &mut impl Queryable, route: &str,
                 group by p.ordering_key";
     let firsts: Vec<(String, i64)> = tx.exec(sql, (json(&keys), route)).await?;
     let sql = "update json_table(?, '$[*]' columns (k varchar(512) path '$[0]', at_seq bigint path '$[1]')) n
-                 straight_join postroom_parked p on p.route = ? and p.ordering_key = n.k and p.seq = n.at_seq
+                 straight_join postroom_parked p force index (primary) on p.route = ? and p.ordering_key = n.k and p.seq = n.at_seq
                   set p.state = 'retry', p.due_at = utc_timestamp(6), p.waits_since = utc_timestamp(6)
                 where p.state = 'queued'";
     if firsts.is_empty() { Ok(()) } else { tx.exec_drop(sql, (json(&firsts), route)).await }
@@ -167,7 +167,7 @@ pub(crate) async fn positions(
     let to: Vec<(u16, i64)> =
         moves.iter().filter(|to| held.contains(&to.lane)).map(|to| (to.lane, to.position)).collect();
     let sql = "update json_table(?, '$[*]' columns (lane smallint path '$[0]', position bigint path '$[1]')) n
-                 straight_join postroom_lanes l on l.route = ? and l.lane = n.lane
+                 straight_join postroom_lanes l force index (primary) on l.route = ? and l.lane = n.lane
                   set l.position = n.position, l.settled_at = utc_timestamp(6)";
     tx.exec_drop(sql, (json(&to), holder.route)).await?;
     tx.commit().await?;

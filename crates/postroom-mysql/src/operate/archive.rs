@@ -159,7 +159,7 @@ pub(crate) async fn end(conn: &mut Conn, segment: SegmentId) -> Result<u64, Fail
                 where a.segment = ? and not exists (select 1 from postroom_outbox o where o.seq = a.seq and o.id = a.id)";
     let gone: Vec<(i64, String)> = tx.exec(sql, (&segment,)).await?;
     let sql = "delete a from json_table(?, '$[*]' columns (seq bigint path '$[0]', id char(36) character set ascii path '$[1]')) n
-                 straight_join postroom_archive_leaving a on a.seq = n.seq and a.id = n.id";
+                 straight_join postroom_archive_leaving a force index (primary) on a.seq = n.seq and a.id = n.id";
     tx.exec_drop(sql, (json(&gone),)).await?;
     let sql = "delete from postroom_archive_segments
                 where id = ? and not exists (select 1 from postroom_archive_leaving a where a.segment = ?)";
@@ -185,7 +185,7 @@ pub(crate) async fn forget_restored(conn: &mut Conn) -> Result<u64, Failed> {
     for table in ["outbox", "archive_restored"] {
         let sql = format!(
             "delete a from json_table(?, '$[*]' columns (seq bigint path '$[0]', id char(36) character set ascii path '$[1]')) n
-               straight_join postroom_{table} a on a.seq = n.seq and a.id = n.id"
+               straight_join postroom_{table} a force index (primary) on a.seq = n.seq and a.id = n.id"
         );
         tx.exec_drop(sql, (json(&due),)).await?;
     }

@@ -111,7 +111,7 @@ pub(crate) async fn act_on_dead(
 pub(super) async fn lock_lanes(tx: &mut impl Queryable, route: &str, lanes: &BTreeSet<i64>) -> Result<(), Error> {
     let sql = "select straight_join l.lane
                  from (select at_lane from json_table(?, '$[*]' columns (at_lane smallint path '$')) j) n
-                 join postroom_lanes l on l.route = ? and l.lane = n.at_lane order by l.lane for update";
+                 join postroom_lanes l force index (primary) on l.route = ? and l.lane = n.at_lane order by l.lane for update";
     tx.exec::<i64, _, _>(sql, (json(lanes), route)).await.map(drop)
 }
 
@@ -128,7 +128,7 @@ async fn locked(
 ) -> Result<Vec<(i64, String, Option<String>)>, Error> {
     let sql = format!(
         "select straight_join d.seq, d.id, coalesce(d.`key`, d.aggregate_id)
-           from {PLACES} join postroom_dead_letters d on d.route = :route and d.seq = n.at_seq and d.id = n.at_id
+           from {PLACES} join postroom_dead_letters d force index (primary) on d.route = :route and d.seq = n.at_seq and d.id = n.at_id
           where {condition} order by d.seq, d.id for update"
     );
     tx.exec(sql, params! { "places" => json(places), "route" => route }).await
@@ -142,12 +142,12 @@ async fn removed(
 ) -> Result<(Vec<String>, Vec<String>), Error> {
     let places: Vec<(i64, &String)> = letters.iter().map(|(seq, id, _)| (*seq, id)).collect();
     let sql = format!(
-        "delete d from {PLACES} straight_join postroom_dead_letters d on d.route = :route and d.seq = n.at_seq and d.id = n.at_id"
+        "delete d from {PLACES} straight_join postroom_dead_letters d force index (primary) on d.route = :route and d.seq = n.at_seq and d.id = n.at_id"
     );
     tx.exec_drop(sql, params! { "places" => json(&places), "route" => route }).await?;
     let blocked: Vec<(i64, &String)> = letters.iter().filter_map(|(seq, _, key)| Some((*seq, key.as_ref()?))).collect();
     let sql = "delete b from json_table(?, '$[*]' columns (at_seq bigint path '$[0]', k varchar(512) path '$[1]')) n
-                 straight_join postroom_blocked_keys b on b.route = ? and b.ordering_key = n.k and b.seq = n.at_seq";
+                 straight_join postroom_blocked_keys b force index (primary) on b.route = ? and b.ordering_key = n.k and b.seq = n.at_seq";
     if !blocked.is_empty() {
         tx.exec_drop(sql, (json(&blocked), route)).await?;
     }

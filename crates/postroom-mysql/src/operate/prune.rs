@@ -37,7 +37,7 @@ pub(crate) async fn prune_step(
                 order by i.processed_at limit ? for update skip locked";
     let old: Vec<(String, String)> = tx.exec(sql, (age, STEP)).await?;
     let sql = "delete i from json_table(?, '$[*]' columns (consumer varchar(256) path '$[0]', id char(36) character set ascii path '$[1]')) n
-                 straight_join postroom_inbox i on i.consumer = n.consumer and i.message_id = n.id";
+                 straight_join postroom_inbox i force index (primary) on i.consumer = n.consumer and i.message_id = n.id";
     if !old.is_empty() {
         tx.exec_drop(sql, (crate::log::json(&old),)).await?;
         if first {

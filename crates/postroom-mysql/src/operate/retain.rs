@@ -96,7 +96,7 @@ pub(super) async fn remove(tx: &mut impl Queryable, seqs: &[i64]) -> Result<u64,
     if seqs.is_empty() {
         return Ok(0);
     }
-    let sql = "delete o from json_table(?, '$[*]' columns (seq bigint path '$')) n straight_join postroom_outbox o on o.seq = n.seq";
+    let sql = "delete o from json_table(?, '$[*]' columns (seq bigint path '$')) n straight_join postroom_outbox o force index (primary) on o.seq = n.seq";
     tx.exec_drop(sql, (json(seqs),)).await?;
     Ok(tx.query_first::<i64, _>("select row_count()").await?.unwrap_or_default().unsigned_abs())
 }
@@ -226,7 +226,7 @@ async fn old_audit(conn: &mut Conn, age: Duration, deed: &Deed) -> Result<(u64, 
     let sql = "select id from postroom_audit where at < timestampadd(microsecond, -?, utc_timestamp(6)) order by id limit ? for update";
     let old: Vec<i64> = tx.exec(sql, (ago(age), STEP)).await?;
     if !old.is_empty() {
-        let sql = "delete a from json_table(?, '$[*]' columns (id bigint path '$')) n straight_join postroom_audit a on a.id = n.id";
+        let sql = "delete a from json_table(?, '$[*]' columns (id bigint path '$')) n straight_join postroom_audit a force index (primary) on a.id = n.id";
         tx.exec_drop(sql, (json(&old),)).await?;
         let conditions = format!("{{\"older_than_seconds\":{},\"rows\":{}}}", age.as_secs(), old.len());
         audit(&mut tx, deed, "audit.expire", &conditions, &[] as &[&str]).await?;

@@ -150,7 +150,7 @@ async fn tally(tx: &mut impl Queryable, due: &Due) -> Result<(), Error> {
     }
     let gone: Vec<(i64, &String)> = ended.iter().map(|(seq, id, _)| (*seq, id)).collect();
     let sql = "delete w from json_table(?, '$[*]' columns (seq bigint path '$[0]', id char(36) character set ascii path '$[1]')) n
-                 straight_join postroom_operation_watch w on w.operation = ? and w.seq = n.seq and w.message_id = n.id";
+                 straight_join postroom_operation_watch w force index (primary) on w.operation = ? and w.seq = n.seq and w.message_id = n.id";
     tx.exec_drop(sql, (json(&gone), &due.id)).await?;
     let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
     for (_, _, outcome) in &ended {
