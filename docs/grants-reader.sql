@@ -3,7 +3,7 @@
 grant usage on schema postroom to app_reader;
 grant select on postroom.migrations, postroom.settings, postroom.routes, postroom.route_revisions, postroom.lanes, postroom.relays,
                 postroom.blocked_keys, postroom.audit, postroom.inbox, postroom.inbox_fillers, postroom.sizes,
-                postroom.outbox_seq_seq, postroom.operations, postroom.operation_watch, postroom.operation_tallies, postroom.dead_notes, postroom.reconciliations, postroom.intake_rows to app_reader;
+                postroom.outbox_seq_seq, postroom.operations, postroom.operation_watch, postroom.operation_tallies, postroom.dead_notes, postroom.reconciliations, postroom.intake_rows, postroom.archive_restored to app_reader;
 grant select (xid, seq, lane, occurred_at, visible_at, id, topic, type, key, tenant_id, aggregate_type, aggregate_id,
               aggregate_version) on postroom.outbox to app_reader;
 grant select (route, seq, lane, ordering_key, state, attempts, due_at, parked_at, last_error, history, id, topic, type, key,

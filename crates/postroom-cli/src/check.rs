@@ -100,8 +100,8 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
 /// Of many stores, what must be changed in each, and how many have everything.
 async fn of_many(config: &Config, groups: &[Group], found: &mut impl FnMut(String, Finding)) -> Result<(), Failure> {
     let (all, troubles) = stores::all(groups).await;
-    for (group, why) in troubles {
-        found(format!("stores {group}"), Finding::bad(why, "correct the URL or the query, or start the database"));
+    for why in troubles {
+        found("stores".to_owned(), Finding::bad(why, "correct the URL or the query, or start the database"));
     }
     let (count, mut good) = (all.len(), 0);
     for one in all {

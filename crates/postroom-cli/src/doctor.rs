@@ -56,7 +56,9 @@ pub async fn doctor(args: &DoctorArgs, json: bool) -> Result<(), Failure> {
     let diagnosed = store.diagnose().await?;
     diagnosed.into_iter().for_each(|diagnosis| found(part(), diagnosis));
     let (status, vitals) = (store.status().await?, store.vitals().await?);
-    of_status(&status).into_iter().for_each(|diagnosis| found(part(), diagnosis));
+    let one_of_many = args.store.is_one_of_many();
+    let of_status = of_status(&status).into_iter().filter(|diagnosis| !(one_of_many && diagnosis.code == "no-relay"));
+    of_status.for_each(|diagnosis| found(part(), diagnosis));
     let capacity = config.as_ref().and_then(|config| config.capacity_bytes);
     found(part(), growth(&vitals, capacity, config.as_ref()));
     found(part(), archive(&store.archive_state().await?));

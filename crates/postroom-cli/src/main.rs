@@ -171,6 +171,12 @@ impl StoreArgs {
         })
     }
 
+    /// It is one of many, and so has a relay only while something waits in it.
+    fn is_one_of_many(&self) -> bool {
+        let named = self.store.as_ref().is_some_and(|name| !name.contains(':')) && self.config.exists();
+        named && config::load(&self.config).is_ok_and(|config| matches!(config.stores, Stores::Many(_)))
+    }
+
     /// The store is one of the configuration file, which says what else belongs to it.
     fn is_from_the_configuration(&self) -> bool {
         self.store.as_ref().is_none_or(|name| !name.contains(':'))

@@ -1,5 +1,7 @@
 //! `postroom migrate`.
 
+use std::sync::Arc;
+
 use clap::Args;
 use postroom::{MigrateError, Migrated};
 
@@ -77,7 +79,9 @@ pub async fn migrate(args: MigrateArgs, json: bool) -> Result<(), Failure> {
 /// Every store of a configuration with many, one after the other. One that fails is told, and the others are brought up to date all the same.
 async fn migrate_all(groups: &[Group], args: &MigrateArgs, json: bool) -> Result<(), Failure> {
     let (all, troubles) = stores::all(groups).await;
-    let (mut shown, mut failed) = (Vec::new(), troubles.len());
+    /// Name of a store, and its version and steps.
+    type Outcome = (Arc<str>, Result<(i64, Vec<String>), Failure>);
+    let (mut shown, mut failed): (Vec<Outcome>, usize) = (Vec::new(), troubles.len());
     let mut progress = Progress::new("stores");
     for (done, one) in all.iter().enumerate() {
         let outcome = async {
@@ -98,7 +102,7 @@ async fn migrate_all(groups: &[Group], args: &MigrateArgs, json: bool) -> Result
     progress.end();
     let what = if args.plan { "would apply" } else { "applied" };
     if json {
-        let of = |(name, outcome): &(std::sync::Arc<str>, Result<(i64, Vec<String>), Failure>)| match outcome {
+        let of = |(name, outcome): &Outcome| match outcome {
             Ok((version, steps)) => {
                 serde_json::json!({ "store": &**name, "schema_version": version, "steps": steps, "problem": null })
             }
@@ -106,11 +110,9 @@ async fn migrate_all(groups: &[Group], args: &MigrateArgs, json: bool) -> Result
                 serde_json::json!({ "store": &**name, "schema_version": null, "steps": [], "problem": failure.text })
             }
         };
-        let not_found: Vec<_> =
-            troubles.iter().map(|(group, why)| serde_json::json!({ "stores": group, "problem": why })).collect();
         show!(
             "{}",
-            serde_json::json!({ "plan": args.plan, "stores": shown.iter().map(of).collect::<Vec<_>>(), "not_found": not_found })
+            serde_json::json!({ "plan": args.plan, "stores": shown.iter().map(of).collect::<Vec<_>>(), "problems": troubles })
         );
     } else {
         for (name, outcome) in &shown {
@@ -120,7 +122,7 @@ async fn migrate_all(groups: &[Group], args: &MigrateArgs, json: bool) -> Result
                 Err(failure) => show!("{name}: failed: {}", failure.text),
             }
         }
-        troubles.iter().for_each(|(group, why)| show!("the databases of {group} could not be asked for: {why}"));
+        troubles.iter().for_each(|trouble| show!("{trouble}"));
     }
     if failed > 0 {
         let text = format!("{failed} of {} could not be brought up to date", shown.len() + troubles.len());

@@ -285,7 +285,9 @@ pub async fn carry_out(
         show!("operation {id} has begun; `postroom operations show {id}` shows how it stands");
     }
     if !relayed(store).await {
-        say!("postroom: no relay is running, and a relay carries operations out; start `postroom run`");
+        say!(
+            "postroom: no relay is running here, and a relay carries operations out; start `postroom run`, unless it works with [[stores]]: then it comes by itself within minutes"
+        );
     }
     if !wait {
         if json {

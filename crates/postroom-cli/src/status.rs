@@ -98,7 +98,7 @@ const LEFT_OUT: f64 = 3.0;
 const LONG: f64 = 60.0;
 
 pub async fn status(args: &StatusArgs, json: bool) -> Result<(), Failure> {
-    let store = args.store.open().await?;
+    let (store, one_of_many) = (args.store.open().await?, args.store.is_one_of_many());
     loop {
         let status = store.status().await;
         if let (Err(error), Some(every)) = (&status, args.watch)
@@ -110,6 +110,8 @@ pub async fn status(args: &StatusArgs, json: bool) -> Result<(), Failure> {
         }
         let status = status?;
         let mut found = attention(&status);
+        // What waits for too long is told by its age.
+        found.retain(|found| !(one_of_many && found.kind == Kind::Relay));
         if status.reconciled.is_empty() && args.fail_on.contains(&Condition::Kind(Kind::Reconcile)) {
             let none = "messages were never compared with their effects; add [[reconcile]] to the configuration of `postroom run`, or run `postroom reconcile run`";
             found.push(Attention::new(Kind::Reconcile, none));

@@ -1,5 +1,6 @@
 //! Many stores: which there are, by name or by asking a database, and `postroom stores`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use postroom::{RouteStatus, Store, StoreStatus};
 use crate::ConfigArgs;
 use crate::config::{self, Config, Discovery, Group, Stores, name_fits};
 use crate::exit::{self, Failure};
-use crate::say::{ends_with, show};
+use crate::say::{ends_with, printable, show};
 use crate::store;
 use crate::table::{Table, duration, number};
 
@@ -27,40 +28,74 @@ pub struct Found {
     pub url: String,
 }
 
-/// The databases of a group. The error is for people; a name that does not fit, or that another group has, is told and left out.
-pub async fn of_group(group: &Group) -> Result<Vec<Found>, String> {
+/// The databases of one of `[[stores]]`.
+#[derive(Debug, Clone, Default)]
+pub struct Listed {
+    pub found: Vec<Found>,
+    /// What cannot be a store as the query names it, in words.
+    pub left_out: Vec<String>,
+}
+
+/// The databases of a group. The error is for people.
+pub async fn of_group(group: &Group) -> Result<Listed, String> {
     match group {
-        Group::Named { name, url } => Ok(vec![Found { name: name.as_str().into(), url: url.clone() }]),
+        Group::Named { name, url } => {
+            let found = vec![Found { name: name.as_str().into(), url: url.clone() }];
+            Ok(Listed { found, left_out: Vec::new() })
+        }
         Group::Discovered(discovery) => discovered(discovery).await,
     }
 }
 
-async fn discovered(discovery: &Discovery) -> Result<Vec<Found>, String> {
+async fn discovered(discovery: &Discovery) -> Result<Listed, String> {
     let (asked, _) = store::open_frugal(&discovery.store, 0, 0).map_err(|failure| failure.text)?;
     let rows = asked.discover(&discovery.query).await.map_err(|error| Failure::of(exit::FAILURE, &error).text)?;
-    let mut found = Vec::with_capacity(rows.len());
+    let mut listed = Listed::default();
     for row in rows {
-        let url = name_fits(&row.name).and_then(|()| discovery.url_of(&row.name, row.url.as_deref()));
-        match url {
-            Ok(url) => found.push(Found { name: row.name.into(), url }),
-            Err(wrong) => tracing::error!("stores {}: a database is left out: its name or URL {wrong}", discovery.name),
+        // A name may be anything that is in that database.
+        let shown: String = printable(&row.name).chars().take(255).collect();
+        let name = name_fits(&row.name).map_err(|wrong| format!("its name {wrong}"));
+        match name.and_then(|()| discovery.url_of(&row.name, row.url.as_deref())) {
+            Ok(url) => listed.found.push(Found { name: row.name.into(), url }),
+            Err(wrong) => listed.left_out.push(format!("stores {}: {shown:?} is left out: {wrong}", discovery.name)),
         }
     }
-    Ok(found)
+    Ok(listed)
 }
 
-/// All databases by name, and the groups whose databases could not be asked for, with the reason.
-pub async fn all(groups: &[Group]) -> (Vec<Found>, Vec<(String, String)>) {
-    let (mut all, mut troubles): (Vec<Found>, Vec<(String, String)>) = (Vec::new(), Vec::new());
-    for group in groups {
-        match of_group(group).await {
-            Ok(found) => all.extend(found),
-            Err(why) => troubles.push((group.name().to_owned(), why)),
+/// Pure: all of them by name, and what is left out: of two databases with one name the second.
+pub fn merged<'a>(groups: impl IntoIterator<Item = (&'a str, &'a Listed)>) -> (BTreeMap<Arc<str>, Found>, Vec<String>) {
+    let (mut all, mut left_out): (BTreeMap<Arc<str>, Found>, Vec<String>) = (BTreeMap::new(), Vec::new());
+    for (group, listed) in groups {
+        left_out.extend(listed.left_out.iter().cloned());
+        for found in &listed.found {
+            match all.get(&found.name) {
+                None => drop(all.insert(found.name.clone(), found.clone())),
+                Some(other) if other.url == found.url => {}
+                Some(_) => left_out.push(format!(
+                    "stores {group}: a second database is named {:?}, with another URL, and is left out; names have to be unique among all [[stores]]",
+                    found.name
+                )),
+            }
         }
     }
-    all.sort_by(|a, b| a.name.cmp(&b.name));
-    all.dedup_by(|a, b| a.name == b.name);
-    (all, troubles)
+    left_out.sort();
+    left_out.dedup();
+    (all, left_out)
+}
+
+/// All databases by name, and what is wrong with the groups: one could not be asked, or databases are left out.
+pub async fn all(groups: &[Group]) -> (Vec<Found>, Vec<String>) {
+    let (mut listed, mut troubles): (Vec<(&str, Listed)>, Vec<String>) = (Vec::new(), Vec::new());
+    for group in groups {
+        match of_group(group).await {
+            Ok(of_group) => listed.push((group.name(), of_group)),
+            Err(why) => troubles.push(format!("stores {}: the databases could not be asked for: {why}", group.name())),
+        }
+    }
+    let (all, left_out) = merged(listed.iter().map(|(group, listed)| (*group, listed)));
+    troubles.extend(left_out);
+    (all.into_values().collect(), troubles)
 }
 
 /// The database with this name.
@@ -70,8 +105,8 @@ pub async fn named(groups: &[Group], wanted: &str) -> Result<Found, Failure> {
     let (named, asked): (Vec<_>, Vec<_>) = groups.iter().partition(|group| matches!(group, Group::Named { .. }));
     for group in named.into_iter().chain(asked) {
         match of_group(group).await {
-            Ok(found) => {
-                if let Some(found) = found.into_iter().find(|found| *found.name == *wanted) {
+            Ok(listed) => {
+                if let Some(found) = listed.found.into_iter().find(|found| *found.name == *wanted) {
                     return Ok(found);
                 }
             }
@@ -131,7 +166,7 @@ impl OfStore {
 pub struct StoresArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Exit with code 1 if a store is down, if a query for stores fails, or if a store has messages that wait for longer than this, such as 5m
+    /// Exit with code 1 if a store is down or left out, if a query for stores fails, if a route has not run in its store yet, or if messages wait for longer than this, such as 5m
     #[arg(long, value_name = "AGE", value_parser = crate::dead::duration)]
     fail_on_age: Option<Duration>,
 }
@@ -139,8 +174,10 @@ pub struct StoresArgs {
 /// What is shown of a store.
 struct Seen {
     found: Found,
-    /// None: it is down, and why.
+    /// An error: it is down, and why.
     status: Result<StoreStatus, String>,
+    /// Routes of the configuration that have not run in it: what waits for them is in no backlog.
+    new_routes: Vec<String>,
 }
 
 /// One line for each store.
@@ -150,12 +187,12 @@ pub async fn stores(args: StoresArgs, json: bool) -> Result<(), Failure> {
         return Err(Failure::new(exit::USAGE, "the configuration has one [store]; `postroom status` shows it"));
     };
     let (all, troubles) = all(groups).await;
-    let seen: Vec<Seen> = stream::iter(all).map(look).buffered(TOGETHER).collect().await;
+    let seen: Vec<Seen> = stream::iter(all).map(|found| look(&config, found)).buffered(TOGETHER).collect().await;
     let oldest =
         |status: &StoreStatus| status.routes.iter().filter_map(|route| route.oldest_unsent_seconds).reduce(f64::max);
     let late = |seen: &Seen, age: Duration| match &seen.status {
         Err(_) => true,
-        Ok(status) => oldest(status).is_some_and(|seconds| seconds > age.as_secs_f64()),
+        Ok(status) => !seen.new_routes.is_empty() || oldest(status).is_some_and(|seconds| seconds > age.as_secs_f64()),
     };
     let failing = args.fail_on_age.is_some_and(|age| !troubles.is_empty() || seen.iter().any(|seen| late(seen, age)));
     if failing {
@@ -168,13 +205,12 @@ pub async fn stores(args: StoresArgs, json: bool) -> Result<(), Failure> {
                 "store": &*seen.found.name, "up": true, "schema_version": status.schema_version,
                 "backlog": sum(status, |route| route.backlog), "backlog_is_bound": status.routes.iter().any(|route| route.backlog_is_bound),
                 "oldest_unsent_seconds": oldest(status), "parked": sum(status, |route| route.parked), "dead": sum(status, |route| route.dead),
+                "routes_not_run": seen.new_routes,
             }),
             Err(why) => serde_json::json!({ "store": &*seen.found.name, "up": false, "problem": why }),
         };
-        let problems: Vec<_> =
-            troubles.iter().map(|(group, why)| serde_json::json!({ "stores": group, "problem": why })).collect();
         let stores: Vec<_> = seen.iter().map(shown).collect();
-        show!("{}", serde_json::json!({ "stores": stores, "not_found": problems }));
+        show!("{}", serde_json::json!({ "stores": stores, "problems": troubles }));
     } else {
         let mut table = Table::new(&["STORE", "STATE", ">SCHEMA", ">BACKLOG", ">OLDEST", ">PARKED", ">DEAD"]);
         for seen in &seen {
@@ -199,20 +235,26 @@ pub async fn stores(args: StoresArgs, json: bool) -> Result<(), Failure> {
         }
         table.lines().iter().for_each(|line| show!("{line}"));
         for seen in &seen {
-            if let Err(why) = &seen.status {
-                show!("! {} is down: {why}", seen.found.name);
+            match &seen.status {
+                Err(why) => show!("! {} is down: {why}", seen.found.name),
+                Ok(_) if !seen.new_routes.is_empty() => show!(
+                    "! {}: {} has not run there yet, so its backlog is not known; `postroom run` registers it",
+                    seen.found.name,
+                    seen.new_routes.join(", ")
+                ),
+                Ok(_) => {}
             }
         }
-        troubles.iter().for_each(|(group, why)| show!("! the databases of {group} could not be asked for: {why}"));
+        troubles.iter().for_each(|trouble| show!("! {trouble}"));
     }
     if failing {
-        let text = "a store is down, could not be asked for, or has messages that wait for longer";
+        let text = "a store is down, left out, could not be asked for, or has messages that wait for longer";
         return Err(Failure { answered: true, ..Failure::new(exit::FAILURE, text) });
     }
     Ok(())
 }
 
-async fn look(found: Found) -> Seen {
+async fn look(config: &Config, found: Found) -> Seen {
     let status = async {
         let (store, _) = store::open_frugal(&found.url, 0, 0).map_err(|failure| failure.text)?;
         match tokio::time::timeout(ANSWERS_WITHIN, store.status()).await {
@@ -221,5 +263,30 @@ async fn look(found: Found) -> Seen {
         }
     };
     let status = status.await;
-    Seen { found, status }
+    let routes = config.routes.iter().filter(|routed| routed.stores.takes(&found.name));
+    let has_run = |name: &String| match &status {
+        Ok(status) => status.routes.iter().any(|route| route.route == *name),
+        Err(_) => true,
+    };
+    let new_routes = routes.map(|routed| &routed.route.name).filter(|name| !has_run(name)).cloned().collect();
+    Seen { found, status, new_routes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_databases_with_one_name_the_second_is_left_out_and_told() {
+        let listed = |found: &[(&str, &str)]| Listed {
+            found: found.iter().map(|(name, url)| Found { name: (*name).into(), url: (*url).to_owned() }).collect(),
+            left_out: Vec::new(),
+        };
+        let (first, second) =
+            (listed(&[("a", "sqlite:1"), ("b", "sqlite:2")]), listed(&[("b", "sqlite:3"), ("a", "sqlite:1")]));
+        let (all, left_out) = merged([("one", &first), ("two", &second)]);
+        assert_eq!(all.values().map(|found| found.url.as_str()).collect::<Vec<_>>(), ["sqlite:1", "sqlite:2"]);
+        assert_eq!(left_out.len(), 1, "one that is the same is no other");
+        assert!(left_out[0].starts_with("stores two: a second database is named \"b\""), "{left_out:?}");
+    }
 }

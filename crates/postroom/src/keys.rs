@@ -64,6 +64,10 @@ impl KeyDeed {
     }
 }
 
+/// What is known of a message that was put back from an archive, on a route that has passed it.
+pub const CAME_BACK: &str = "it came back from the archive: a route that existed when it was archived had finished with it, and a newer one has passed it \
+                             without sending it; a replay sends it";
+
 /// Where a message is on a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {

@@ -72,7 +72,7 @@ pub use intake::{
     Stuck, TableIndex, TableName, Template, TookIn, number_of, rows_within,
 };
 pub use keeper::{Keeper, Kept, SessionKeeper};
-pub use keys::{KeyDeed, Place, WaitingKey, WaitsFor, Whereabouts};
+pub use keys::{CAME_BACK, KeyDeed, Place, WaitingKey, WaitsFor, Whereabouts};
 pub use lane_book::LaneBook;
 pub use lasting::lasting;
 pub use limits::{

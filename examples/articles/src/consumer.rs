@@ -56,7 +56,7 @@ impl Running {
             unsettled_bytes_max: 64 << 20,
         })?;
         subscription.connect().await?;
-        let handlers = kinds.iter().fold(Handlers::new(), |handlers, kind| handlers.on(*kind, Notes));
+        let handlers = kinds.iter().fold(Handlers::new(), |handlers, kind| handlers.on(kind, Notes));
         let connector = connector.clone();
         let open = move || PostgresSession::new(connector.clone());
         let receiver = Receiver::new(Arc::new(subscription), Consumer::new("service")?, handlers, open)?;

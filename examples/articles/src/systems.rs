@@ -283,7 +283,7 @@ pub async fn run(args: &Args, system: &'static System) -> Result<Ledger, BoxErro
         }
         (Also::DeadAndReplay, Tables::Postgres(client)) => {
             // A message that no queue accepts, as long as nobody binds one for it.
-            let id = Uuid::now_v7();
+            let id = *MessageId::new().as_uuid();
             let insert = system.insert.replace("'order.placed', $2)", "'late.placed', $2)");
             client.execute(&insert, &[&id, &"late", &1_i64]).await?;
             committed.insert(id, ("late".to_owned(), 1));

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Params, TxOpts};
-use postroom::{BoxError, Shards};
+use postroom::{BoxError, MessageId, Shards};
 use tokio_postgres::{Client, NoTls};
 use uuid::Uuid;
 
@@ -43,7 +43,7 @@ pub async fn postgres(
             break;
         }
         let chosen = chance(seed, step);
-        let (key, id) = (format!("order-{}", chosen % KEYS), Uuid::now_v7());
+        let (key, id) = (format!("order-{}", chosen % KEYS), *MessageId::new().as_uuid());
         let n = order_and_message(&mut client, insert, (&key, id), chosen % 1_000 < 100).await.map_err(told)?;
         match n {
             Some(n) => {
@@ -101,7 +101,7 @@ pub async fn tasks(
             break;
         }
         let chosen = chance(seed, step);
-        let (user, id) = (format!("user-{}", chosen % KEYS), Uuid::now_v7());
+        let (user, id) = (format!("user-{}", chosen % KEYS), *MessageId::new().as_uuid());
         let (_, conn) = shards.of(&user).map_err(|error| told(error.into()))?;
         let mut conn = conn.lock().await;
         match award(&mut conn, &user, id, chosen % 1_000 < 100).await.map_err(|error| told(error.into()))? {

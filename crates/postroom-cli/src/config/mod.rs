@@ -184,7 +184,7 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
         lease: duration(relay, "lease", "relay.")?.unwrap_or(Duration::from_secs(15)),
         stop_deadline: duration(relay, "stop_deadline", "relay.")?.unwrap_or(Duration::from_secs(20)),
         listen: truth(relay, "listen", "relay.")?.unwrap_or(false),
-        connections_max: number(relay, "connections_max", "relay.", 8, 100_000)?.unwrap_or(40) as usize,
+        connections_max: number(relay, "connections_max", "relay.", 9, 100_000)?.unwrap_or(40) as usize,
         look_every: duration(relay, "look_every", "relay.")?.unwrap_or(Duration::from_secs(5)),
     };
     if let Some(key) = ["connections_max", "look_every"].iter().find(|key| relay_section.contains_key(**key))

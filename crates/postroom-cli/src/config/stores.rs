@@ -211,7 +211,7 @@ mod tests {
             (GOOD.replace("/${name}", "/x"), "no ${name}"),
             (GOOD.replace("query =", "quary ="), "did you mean \"query\"?"),
             (GOOD.replace("stores = [\"exec_*\"]", "stores = [\"other\"]"), "no named store matches"),
-            (GOOD.replace("connections_max = 12", "connections_max = 3"), "from 8 to"),
+            (GOOD.replace("connections_max = 12", "connections_max = 3"), "from 9 to"),
             (GOOD.replace("connections_max = 12", "listen = true"), "relay.listen"),
             (
                 format!("{GOOD}\n[archive]\nurl = \"/tmp\"\n[retention]\noutbox = \"7d\""),

@@ -1,18 +1,19 @@
 //! `postroom run` with many stores: [`Fleet`] decides which of them are worked at, and this file does it. A store that is worked at has relays
 //! and connections of its own; all others are looked at from time to time.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use postroom::{Live, MessageId, Store, StoreError, UnroutedTopic, Wake};
+use postroom::{Live, MessageId, Wake};
 use postroom_relay::{RouteNow, Summary};
-use postroom_server::{Fleet, FleetLimits, FleetShown, FleetTask, Meter, Seen, StandingWord, WorkEnded};
+use postroom_server::{Fleet, FleetLimits, FleetShown, FleetTask, Meter, Seen, StandingWord, StoreStanding, WorkEnded};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
+use super::looks::{self, Shared, Told, keep_houses};
 use super::route::{Start, stop_of};
 use super::{owner, wait_for_signals};
 use crate::admin;
@@ -20,68 +21,18 @@ use crate::carrier;
 use crate::config::{Config, Group, Stores, Taken};
 use crate::exit::{self, Failure};
 use crate::intake;
-use crate::retention;
 use crate::say::{say, show};
 use crate::store;
-use crate::stores::{self, Found};
-use crate::supervise::{Ended, supervise};
+use crate::stores::{self, Found, Listed};
+use crate::supervise::supervise;
 
 /// How often it is asked whether a store that is worked at has nothing to do.
 const IDLE_LOOKS: Duration = Duration::from_millis(50);
 /// How often it is shown how the stores stand.
 const SHOWN_EVERY: Duration = Duration::from_millis(500);
-/// A look that takes longer waits for something that is gone.
-const LOOK_WITHIN: Duration = Duration::from_secs(90);
-/// How often a store is looked at for what is not the relays' work; and at least this for each store, so that all together cost little.
-const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(60);
-const HOUSEKEEPING_SHARE: Duration = Duration::from_millis(500);
-/// Removing what is finished and old takes no longer at one look; it goes on with the next.
-const RETENTION_WITHIN: Duration = Duration::from_secs(10);
+/// A query for stores that takes longer waits for something that is gone.
+const FOUND_WITHIN: Duration = Duration::from_secs(60);
 const TELL_EVERY: Duration = Duration::from_secs(3600);
-/// So many things are remembered as told; more are not told.
-const TOLD_MAX: usize = 20_000;
-
-/// What is told to the one loop.
-enum Told {
-    Looked(Arc<str>, Seen),
-    Ended(Arc<str>, WorkEnded),
-    /// The databases of a group, or why they could not be asked for.
-    Found(usize, Result<Vec<Found>, String>),
-    /// What it counted, for the report at the end.
-    Counted(String, Ended<Summary>),
-}
-
-/// What all stores share.
-struct Shared {
-    config: Arc<Config>,
-    owner: String,
-    unique: MessageId,
-    meter: Meter,
-    shown: FleetShown,
-    tell: mpsc::UnboundedSender<Told>,
-    /// Whether somebody reads metrics, for which stores are asked for their state.
-    is_watched: bool,
-    /// Each time that a store was worked at; relays of one time must not take lanes of another for their own.
-    times: AtomicU64,
-    /// What was told of stores, and when: topics without a route, and housekeeping that fails.
-    told: Mutex<HashMap<(Arc<str>, String), Instant>>,
-}
-
-impl Shared {
-    /// Whether this was not told of the store within an hour.
-    fn is_news(&self, store: &Arc<str>, what: &str) -> bool {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() >= TOLD_MAX {
-            told.retain(|_, at| at.elapsed() < TELL_EVERY);
-        }
-        let key = (store.clone(), what.to_owned());
-        if told.get(&key).is_some_and(|at| at.elapsed() < TELL_EVERY) || told.len() >= TOLD_MAX {
-            return false;
-        }
-        told.insert(key, Instant::now());
-        true
-    }
-}
 
 /// A store that is worked at.
 struct AtWork {
@@ -145,10 +96,12 @@ pub async fn run(config: Config, json: bool) -> Result<(), Failure> {
         is_watched,
         times: AtomicU64::new(0),
         told: Mutex::default(),
+        up: Mutex::default(),
     });
     for index in 0..groups.len() {
         tokio::spawn(keep_finding(shared.clone(), index));
     }
+    tokio::spawn(keep_houses(shared.clone()));
     show_on_signal(shared.shown.clone())?;
     say!(
         "postroom: running {} route(s) over {} as {owner}; at most {} stores at the same time, with {} connections in all",
@@ -163,12 +116,11 @@ pub async fn run(config: Config, json: bool) -> Result<(), Failure> {
     );
     let mut work = Loop {
         shared,
-        fleet: Fleet::new(limits),
+        fleet: Fleet::new(limits, unique.as_uuid().as_u64_pair().1),
         began: Instant::now(),
         found: BTreeMap::new(),
         of_group: vec![None; groups.len()],
         at_work: HashMap::new(),
-        kept: HashMap::new(),
         down: HashMap::new(),
         totals: BTreeMap::new(),
     };
@@ -180,8 +132,9 @@ pub async fn run(config: Config, json: bool) -> Result<(), Failure> {
 fn limits(config: &Config, cost: usize) -> Result<FleetLimits, Failure> {
     let all = config.relay.connections_max;
     let looks = (all / 8).clamp(1, 16);
-    // One that marks rows keeps a connection for it.
-    let for_looks = looks * if config.intakes.is_empty() { 1 } else { 2 } + 1;
+    let slow_looks = (looks / 4).max(1);
+    // Housekeeping, which keeps a second one where it marks rows, and asking for stores.
+    let for_looks = looks + slow_looks + if config.intakes.is_empty() { 1 } else { 2 } + 1;
     let places = all.saturating_sub(for_looks) / cost;
     if places == 0 {
         let text = format!(
@@ -195,8 +148,9 @@ fn limits(config: &Config, cost: usize) -> Result<FleetLimits, Failure> {
     Ok(FleetLimits {
         places,
         looks,
+        slow_looks,
+        slow_after: Duration::from_millis(1500),
         look_every: config.relay.look_every,
-        housekeeping_every: HOUSEKEEPING_EVERY,
         linger: Duration::from_millis(100),
         slice: Duration::from_secs(10),
         retry: (Duration::from_secs(1), Duration::from_secs(15)),
@@ -208,8 +162,8 @@ async fn keep_finding(shared: Arc<Shared>, index: usize) {
     let Stores::Many(groups) = &shared.config.stores else { return };
     let group = &groups[index];
     loop {
-        let found = tokio::time::timeout(LOOK_WITHIN, stores::of_group(group)).await;
-        let found = found.unwrap_or_else(|_| Err(format!("no answer within {} s", LOOK_WITHIN.as_secs())));
+        let found = tokio::time::timeout(FOUND_WITHIN, stores::of_group(group)).await;
+        let found = found.unwrap_or_else(|_| Err(format!("no answer within {} s", FOUND_WITHIN.as_secs())));
         if shared.tell.send(Told::Found(index, found)).is_err() {
             return;
         }
@@ -225,10 +179,8 @@ struct Loop {
     /// All stores by name.
     found: BTreeMap<Arc<str>, Found>,
     /// What each group had last; none: it was never asked successfully.
-    of_group: Vec<Option<Vec<Found>>>,
+    of_group: Vec<Option<Listed>>,
     at_work: HashMap<Arc<str>, AtWork>,
-    /// When housekeeping was done in each.
-    kept: HashMap<Arc<str>, Instant>,
     /// Why each store that is down was told to be, and when.
     down: HashMap<Arc<str>, (String, Instant)>,
     totals: BTreeMap<String, Total>,
@@ -263,7 +215,14 @@ impl Loop {
             }
             if shown_at.is_none_or(|at: Instant| at.elapsed() >= SHOWN_EVERY) {
                 shown_at = Some(Instant::now());
-                self.shared.shown.set(self.fleet.standing(now).collect());
+                let standing: Vec<StoreStanding> = self.fleet.standing(now).collect();
+                self.shared.are_up(
+                    standing
+                        .iter()
+                        .filter(|one| one.state != StandingWord::Down)
+                        .filter_map(|one| self.found.get(&one.store)),
+                );
+                self.shared.shown.set(standing);
             }
             let wait = self.fleet.wake_at().map_or(SHOWN_EVERY, |at| at.saturating_sub(self.now()).min(SHOWN_EVERY));
             tokio::select! {
@@ -294,28 +253,21 @@ impl Loop {
         let now = self.now();
         match told {
             Told::Looked(name, seen) => {
-                self.tell_of(
-                    &name,
-                    match &seen {
-                        Seen::Down(why) => Some(why),
-                        _ => None,
-                    },
-                );
                 self.fleet.looked(now, &name, seen);
+                self.tell_of(&name);
             }
             Told::Ended(name, how) => {
                 self.at_work.remove(&name);
-                if let WorkEnded::Failed(why) = &how {
-                    self.tell_of(&name, Some(why));
-                }
                 self.fleet.ended(now, &name, how);
+                self.tell_of(&name);
                 // One that moved meanwhile is begun where it is now.
                 if self.found.contains_key(&name) {
                     self.know();
                 }
             }
-            Told::Found(group, Ok(found)) => {
-                self.of_group[group] = Some(found);
+            Told::Wants(name) => self.fleet.wants(&name),
+            Told::Found(group, Ok(listed)) => {
+                self.of_group[group] = Some(listed);
                 self.know();
             }
             Told::Found(group, Err(why)) => {
@@ -340,36 +292,34 @@ impl Loop {
 
     /// The stores have changed.
     fn know(&mut self) {
-        let mut all: BTreeMap<Arc<str>, Found> = BTreeMap::new();
-        for found in self.of_group.iter().flatten().flatten() {
-            if let Some(other) = all.get(&found.name) {
-                if other.url != found.url {
-                    tracing::error!("two databases are named {}; the second one is left out", found.name);
-                }
-                continue;
-            }
-            all.insert(found.name.clone(), found.clone());
+        let Stores::Many(groups) = &self.shared.config.stores else { return };
+        let listed =
+            groups.iter().zip(&self.of_group).filter_map(|(group, listed)| Some((group.name(), listed.as_ref()?)));
+        let (all, left_out) = stores::merged(listed);
+        for what in left_out.iter().filter(|what| self.shared.is_news(&"".into(), what)) {
+            tracing::error!("{what}");
         }
+        self.shared.shown.set_left_out(left_out);
         // One that moved is stopped where it was, and begun where it is once nothing is done with it any more.
         let moved =
             |name: &Arc<str>| self.found.get(name).zip(all.get(name)).is_some_and(|(was, is)| was.url != is.url);
-        let names: BTreeSet<Arc<str>> =
-            all.keys().filter(|name| !(moved(name) && self.at_work.contains_key(*name))).cloned().collect();
+        let stay = all.values().filter(|found| !(moved(&found.name) && self.at_work.contains_key(&found.name)));
+        let names: BTreeMap<Arc<str>, Arc<str>> =
+            stay.map(|found| (found.name.clone(), server_of(&found.url).into())).collect();
         let (new, gone) = self.fleet.know(self.now(), &names);
         if !new.is_empty() {
             tracing::info!("{} stores, of which {} are new", names.len(), new.len());
         }
         for name in gone {
             tracing::info!(store = %name, "the store is not among those of the configuration any more, or it moved");
-            self.kept.remove(&name);
             self.down.remove(&name);
         }
         self.found = all;
     }
 
     /// Says once that a store is down, and once that it is back; a reason that stays is told again after an hour.
-    fn tell_of(&mut self, name: &Arc<str>, down: Option<&String>) {
-        match (down, self.down.get(name)) {
+    fn tell_of(&mut self, name: &Arc<str>) {
+        match (self.fleet.trouble(name), self.down.get(name)) {
             (None, None) => {}
             (None, Some(_)) => {
                 self.down.remove(name);
@@ -378,7 +328,7 @@ impl Loop {
             (Some(why), Some((known, at))) if known == why && at.elapsed() < TELL_EVERY => {}
             (Some(why), _) => {
                 tracing::error!(store = %name, "the store is left alone and tried again later: {why}");
-                self.down.insert(name.clone(), (why.clone(), Instant::now()));
+                self.down.insert(name.clone(), (why.to_owned(), Instant::now()));
             }
         }
     }
@@ -392,18 +342,12 @@ impl Loop {
         }
     }
 
-    fn of_store(&self, name: &str) -> (Vec<usize>, Vec<Taken>) {
-        let config = &self.shared.config;
-        let routes = (0..config.routes.len()).filter(|index| config.routes[*index].stores.takes(name)).collect();
-        (routes, config.intakes.iter().filter(|taken| taken.stores.takes(name)).cloned().collect())
-    }
-
     fn work(&mut self, name: Arc<str>) {
         let Some(found) = self.found.get(&name).cloned() else {
             self.fleet.ended(self.now(), &name, WorkEnded::Done);
             return;
         };
-        let (routes, intakes) = self.of_store(&name);
+        let (routes, intakes) = self.shared.of_store(&name);
         let (stop, stopped) = watch::channel(false);
         let now: Vec<Live<RouteNow>> = routes.iter().map(|_| Live::new()).collect();
         let quiet: Vec<Arc<AtomicBool>> = intakes.iter().map(|_| Arc::default()).collect();
@@ -433,22 +377,9 @@ impl Loop {
             self.fleet.looked(self.now(), &name, Seen::Nothing);
             return None;
         };
-        let (routes, intakes) = self.of_store(&name);
-        let every = HOUSEKEEPING_EVERY.max(HOUSEKEEPING_SHARE * u32::try_from(self.found.len()).unwrap_or(u32::MAX));
-        // Not with the first look: messages go first.
-        let kept_at = self.kept.entry(name.clone()).or_insert_with(Instant::now);
-        let keeps = kept_at.elapsed() >= every;
-        if keeps {
-            *kept_at = Instant::now();
-        }
         let shared = self.shared.clone();
         let task = tokio::spawn(async move {
-            let look = Look { shared: &shared, found: &found, routes: &routes, intakes: &intakes };
-            let seen = match tokio::time::timeout(LOOK_WITHIN, look.done(keeps)).await {
-                Ok(Ok(seen)) => seen,
-                Ok(Err(why)) => Seen::Down(why),
-                Err(_) => Seen::Down(format!("a look at it did not end within {} s", LOOK_WITHIN.as_secs())),
-            };
+            let seen = looks::look(&shared, &found).await;
             let _ = shared.tell.send(Told::Looked(name, seen));
         });
         Some(task.abort_handle())
@@ -580,61 +511,11 @@ impl Job {
     }
 }
 
-/// One look at a store: whether something waits, and what is to be done in it that is not the relays' work.
-struct Look<'a> {
-    shared: &'a Shared,
-    found: &'a Found,
-    routes: &'a [usize],
-    intakes: &'a [Taken],
-}
-
-impl Look<'_> {
-    /// The error is for people.
-    async fn done(&self, keeps_house: bool) -> Result<Seen, String> {
-        let text = |error: StoreError| Failure::of(exit::FAILURE, &error).text;
-        let (store, _) = store::open_frugal(&self.found.url, 1, 1).map_err(|failure| failure.text)?;
-        let names: Vec<String> =
-            self.routes.iter().map(|index| self.shared.config.routes[*index].route.name.clone()).collect();
-        let mut waits = store.work_waits(&names).await.map_err(text)?;
-        if let Some(intakes) = store.intakes() {
-            for taken in self.intakes {
-                waits = waits || !intakes.preview_intake(&taken.intake, 1).await.map_err(text)?.is_empty();
-            }
-        }
-        if keeps_house {
-            match self.keep_house(store.as_ref(), &names).await {
-                Ok(goes_on) => waits |= goes_on,
-                // Messages are sent all the same.
-                Err(error) => {
-                    let why = text(error);
-                    if self.shared.is_news(&self.found.name, &why) {
-                        tracing::error!(store = %self.found.name, "housekeeping fails: {why}; `postroom check` names missing rights");
-                    }
-                }
-            }
-        }
-        Ok(if waits { Seen::Work } else { Seen::Nothing })
-    }
-
-    /// Returns whether an operation goes on, for which relays are needed.
-    async fn keep_house(&self, store: &dyn Store, routes: &[String]) -> Result<bool, StoreError> {
-        let stepped = store.step_operations().await?;
-        intake::finish(self.intakes, store).await;
-        let config = &self.shared.config;
-        if !config.retention.parts().is_empty() {
-            let removed = retention::pass_once(&config.retention, store, routes, RETENTION_WITHIN).await?;
-            self.shared.meter.removed(&removed);
-        }
-        for UnroutedTopic { topic, messages, .. } in store.unrouted_topics().await? {
-            if self.shared.is_news(&self.found.name, &topic) {
-                tracing::warn!(store = %self.found.name, topic, messages, "no route takes this topic, so its messages are not sent");
-            }
-        }
-        if self.shared.is_watched {
-            self.shared.shown.seen(&self.found.name, store.status().await?.routes);
-        }
-        Ok(stepped.given_out > 0 || stepped.going_on > 0)
-    }
+/// Host and port; for a file the file.
+fn server_of(url: &str) -> &str {
+    let Some((_, rest)) = url.split_once("://") else { return url };
+    let authority = rest.split(['/', '?']).next().unwrap_or(rest);
+    authority.rsplit('@').next().unwrap_or(authority)
 }
 
 /// SIGUSR1 prints how the stores stand, as one line of JSON on standard error.
@@ -658,7 +539,8 @@ fn show_on_signal(shown: FleetShown) -> Result<(), Failure> {
                 .collect::<Vec<_>>()
             };
             let (working, down) = (of(StandingWord::Working), of(StandingWord::Down));
-            say!("{}", serde_json::json!({ "stores": counts, "working": working, "down": down }));
+            let left_out: Vec<String> = shown.left_out().into_iter().take(100).collect();
+            say!("{}", serde_json::json!({ "stores": counts, "working": working, "down": down, "left_out": left_out }));
         }
     });
     Ok(())

@@ -26,6 +26,7 @@ use crate::say::{say, show};
 use crate::store;
 use crate::supervise::{Attempt, Ended, supervise};
 
+mod looks;
 mod many;
 mod route;
 

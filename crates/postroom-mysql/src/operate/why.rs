@@ -22,6 +22,13 @@ struct Found {
     key: Option<String>,
 }
 
+/// Whether it was put back from the archive.
+async fn came_back(conn: &mut Conn, seq: i64, id: &str) -> Result<bool, Error> {
+    let found: Option<i64> =
+        conn.exec_first("select 1 from postroom_archive_restored where seq = ? and id = ?", (seq, id)).await?;
+    Ok(found.is_some())
+}
+
 /// Where a message is on every route that has run.
 pub(crate) async fn whereabouts(conn: &mut Conn, id: MessageId) -> Result<Vec<Whereabouts>, Failed> {
     let id = id.to_string();
@@ -34,8 +41,10 @@ pub(crate) async fn whereabouts(conn: &mut Conn, id: MessageId) -> Result<Vec<Wh
             let patterns: Vec<String> = serde_json::from_str(topics).unwrap_or_default();
             TopicFilter::new(patterns).is_ok_and(|topics| topics.takes(&found.topic))
         };
-        let passed_by = revisions.iter().any(took);
-        places.push(whereabouts_on(conn, &id, &found, route, settings.topics.takes(&found.topic), passed_by).await?);
+        let takes = settings.topics.takes(&found.topic);
+        // It is not known what was done with it if the route took its topic at one time and not at another.
+        let took = revisions.iter().any(took) && (!takes || !revisions.iter().all(took));
+        places.push(whereabouts_on(conn, &id, &found, route, takes, took).await?);
     }
     Ok(places)
 }
@@ -120,7 +129,7 @@ async fn whereabouts_on(
     } else if !found.in_outbox {
         because.push("it is not in the outbox any more; nothing here tells what this route did with it".to_owned());
         Place::Passed
-    } else if !takes && passed && took {
+    } else if passed && took {
         because.push(
             "the route has passed it: the broker confirmed it, or the route did not take its topic at that time \
              (postroom_route_revisions has the dates)"
@@ -130,6 +139,9 @@ async fn whereabouts_on(
     } else if !takes {
         because.push("the route does not take its topic".to_owned());
         Place::NotTaken
+    } else if passed && came_back(conn, found.seq, id).await? {
+        because.push(postroom::CAME_BACK.to_owned());
+        Place::Passed
     } else if passed && matches!(discarded, Discarded::Somewhere) {
         because.push(
             "the broker confirmed it, or it was dead on this route and an operator discarded it (see the audit table)"
@@ -149,7 +161,9 @@ async fn whereabouts_on(
         Place::Waiting
     };
     if matches!(state, Place::Waiting | Place::Retry | Place::Queued | Place::Scheduled | Place::Blocked) {
-        because.extend(blocked.map(|reason| format!("its key is blocked ({reason})")));
+        because.extend(blocked.map(|reason| {
+            format!("its key is blocked ({reason}); `postroom keys list` shows it, `keys unpark` or `keys skip` lets it continue")
+        }));
         because.push(match &owner {
             Some(owner) => format!("relay {owner} holds its lane"),
             None => "no relay holds its lane: start one with `postroom run`".to_owned(),

@@ -151,11 +151,17 @@ pub(crate) async fn check(connector: &Connector, needs: Needs) -> Result<Vec<Fin
         ));
     }
     // Without the right to read it there is nothing more to say; an error ends the transaction, and nothing comes after it.
-    let version = client.query_one("select max(number) from postroom.migrations", &[]).await;
-    match version.and_then(|row| row.try_get::<_, Option<i32>>(0)) {
-        Ok(version) => {
+    let sql = "select max(m.number), (select (to_jsonb(t) ->> 'oldest_program')::int from postroom.settings t) from postroom.migrations m";
+    let version = client.query_one(sql, &[]).await;
+    match version.and_then(|row| Ok((row.try_get::<_, Option<i32>>(0)?, row.try_get::<_, Option<i32>>(1)?))) {
+        Ok((version, oldest)) => {
             let (version, known) = (version.unwrap_or_default(), schema_version());
-            findings.push(if version < known {
+            findings.push(if let Some(oldest) = oldest.filter(|oldest| *oldest > known) {
+                let found = format!(
+                    "the schema is at version {version} and works with programs that know version {oldest} or newer; this one knows {known}"
+                );
+                Finding::bad(found, "use a newer postroom")
+            } else if version < known {
                 let advice = "run `postroom migrate`; `postroom migrate --plan` shows what it would do";
                 Finding::bad(
                     format!("the schema is at version {version}, and this program needs version {known}"),

@@ -105,6 +105,12 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
     } else if passed && row.try_get::<_, Option<bool>>("before_start")?.unwrap_or_default() {
         let began = "it was written before the route began with start_at = \"now\"";
         match row.try_get::<_, Option<String>>("forgotten")? {
+            None if row.try_get::<_, bool>("replayed")? => {
+                because.push(format!(
+                    "{began}, so the route passed it without sending it; a replay of this route may have sent it since (`postroom operations list`)"
+                ));
+                Place::Passed
+            }
             None => {
                 because.push(format!("{began}, so the route never sent it"));
                 Place::NotTaken
@@ -129,6 +135,9 @@ fn whereabouts_of(row: &Row) -> Result<Whereabouts, tokio_postgres::Error> {
              (postroom.route_revisions has the dates)"
                 .to_owned(),
         );
+        Place::Passed
+    } else if passed && row.try_get::<_, bool>("came_back")? {
+        because.push(postroom::CAME_BACK.to_owned());
         Place::Passed
     } else if passed && row.try_get::<_, bool>("discarded_somewhere")? {
         because.push(

@@ -21,6 +21,7 @@ const STALE_AFTER: Duration = Duration::from_secs(600);
 #[derive(Debug, Default)]
 struct Known {
     standing: Vec<StoreStanding>,
+    left_out: Vec<String>,
     seen: HashMap<Arc<str>, (Instant, Vec<RouteStatus>)>,
 }
 
@@ -53,6 +54,16 @@ impl FleetShown {
         known.standing = standing;
     }
 
+    /// Databases that cannot be worked at as they are named, in words.
+    pub fn set_left_out(&self, left_out: Vec<String>) {
+        self.known().left_out = left_out;
+    }
+
+    /// Databases that cannot be worked at as they are named, in words.
+    pub fn left_out(&self) -> Vec<String> {
+        self.known().left_out.clone()
+    }
+
     /// How all of them stood last.
     pub fn standing(&self) -> Vec<StoreStanding> {
         self.known().standing.clone()
@@ -74,6 +85,9 @@ impl Collector for FleetShown {
         };
         let states = StandingWord::ALL.into_iter().map(of_state).collect();
         gauge(e, "stores", None, "Stores by state: working, waiting for a place, resting, down", &states)?;
+        let left_out = vec![(Vec::new(), known.left_out.len() as f64)];
+        let help = "Databases that were found and are left out, because of their names or URLs";
+        gauge(e, "stores_left_out", None, help, &left_out)?;
         let down = |one: &&StoreStanding| one.state == StandingWord::Down;
         let few = known.standing.len() <= NAMES_MAX;
         let shown = known.standing.iter().filter(|one| few || down(one)).take(NAMES_MAX);

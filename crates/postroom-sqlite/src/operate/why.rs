@@ -34,7 +34,14 @@ pub(crate) fn whereabouts(connection: &Connection, id: MessageId) -> Result<Vec<
                 exists (select 1 from postroom_route_revisions v, json_each(v.topics) t
                          where v.route = r.name
                            and (f.topic = t.value or (substr(t.value, -1) = '*'
-                                and substr(f.topic, 1, length(t.value) - 1) = substr(t.value, 1, length(t.value) - 1))))
+                                and substr(f.topic, 1, length(t.value) - 1) = substr(t.value, 1, length(t.value) - 1)))),
+                exists (select 1 from postroom_route_revisions v
+                         where v.route = r.name
+                           and not exists (select 1 from json_each(v.topics) t
+                                            where f.topic = t.value or (substr(t.value, -1) = '*'
+                                                  and substr(f.topic, 1, length(t.value) - 1) = substr(t.value, 1, length(t.value) - 1)))),
+                exists (select 1 from postroom_archive_restored a where a.seq = f.seq and replace(lower(a.id), '-', '') = ?1),
+                (select ({NOW} - min(b.blocked_ms)) / 1000.0 from postroom_blocked_keys b where b.route = r.name and b.ordering_key = f.key)
            from found f join postroom_routes r join postroom_lanes l on l.route = r.name
            left join postroom_relays y on y.route = r.name and y.owner = l.owner
            left join postroom_parked p on p.route = r.name and p.seq = f.seq
@@ -79,7 +86,7 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
     } else if let Some(discarded) = text_or_null(row, 17)? {
         because.push(format!("it was dead, and an operator discarded it ({discarded})"));
         Place::Discarded
-    } else if !row.get::<_, bool>(16)? && row.get::<_, bool>(2)? && row.get::<_, bool>(22)? {
+    } else if row.get::<_, bool>(2)? && ((!row.get::<_, bool>(16)? && row.get(22)?) || (row.get(16)? && row.get(23)?)) {
         because.push(
             "the route has passed it: the broker confirmed it, or the route did not take its topic at that time \
              (postroom_route_revisions has the dates)"
@@ -89,6 +96,9 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
     } else if !row.get::<_, bool>(16)? {
         because.push("the route does not take its topic".to_owned());
         Place::NotTaken
+    } else if row.get::<_, bool>(2)? && row.get::<_, bool>(24)? {
+        because.push(postroom::CAME_BACK.to_owned());
+        Place::Passed
     } else if row.get::<_, bool>(2)? && row.get::<_, bool>(18)? {
         because.push(
             "the broker confirmed it, or it was dead on this route and an operator discarded it (see the audit table)"
@@ -109,7 +119,10 @@ fn whereabouts_of(row: &Row<'_>) -> Result<Whereabouts, rusqlite::Error> {
         Place::Waiting
     };
     if matches!(state, Place::Waiting | Place::Retry | Place::Queued | Place::Scheduled | Place::Blocked) {
-        because.extend(blocked.map(|reason| format!("its key is blocked ({reason})")));
+        let since = row.get::<_, Option<f64>>(25)?.map_or_else(String::new, lasting);
+        because.extend(blocked.map(|reason| {
+            format!("its key has been blocked for {since} ({reason}); `postroom keys list` shows it, `keys unpark` or `keys skip` lets it continue")
+        }));
         because.push(match row.get::<_, Option<String>>(13)? {
             Some(owner) => format!("relay {owner} holds its lane"),
             None => "no relay holds its lane: start one with `postroom run`".to_owned(),

@@ -54,6 +54,8 @@ select r.name, f.key,
        -- The audit row names no route, and there are several: it may have been dead on another one.
        exists (select from postroom.audit a
                 where a.action = 'dead.discard' and a.message_ids @> array[$1::uuid] and a.filter ->> 'route' is null) as discarded_somewhere,
+       exists (select from postroom.archive_restored a where a.id = $1) as came_back,
+       exists (select from postroom.operations o where o.route = r.name and o.kind = 'replay' and o.side = 'out') as replayed,
        exists (select from postroom.route_revisions v
                 where v.route = r.name and v.revision < r.revision
                   and not exists (select from unnest(v.topics) t

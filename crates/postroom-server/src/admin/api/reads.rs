@@ -118,7 +118,11 @@ pub(super) async fn dead(call: Call) -> Result<Answer> {
         older_than: call.seconds("older_than_seconds")?,
     };
     let limit = call.number("limit", LIMIT.0, LIMIT.1)?;
-    Ok(Answer::json(json!({ "dead_letters": call.store.dead_letters(call.side()?, &filter, limit).await? })))
+    let mut letters = call.store.dead_letters(call.side()?, &filter, limit + 1).await?;
+    let more = letters.len() as i64 > limit;
+    letters.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+    // The filter's ages lead to the others, and `/dead/headlines` has all of them, page by page.
+    Ok(Answer::json(json!({ "dead_letters": letters, "more": more })))
 }
 
 pub(super) async fn headlines(call: Call) -> Result<Answer> {

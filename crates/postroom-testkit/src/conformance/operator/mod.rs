@@ -464,6 +464,13 @@ pub async fn a_message_is_called_acked_only_where_that_is_known<F: Operated>(sto
     written(&second).await;
     assert_eq!(places(&store, discarded.id).await, [Place::Passed, Place::Passed]);
     assert_eq!(places(&store, sent.id).await, [Place::Acked, Place::Acked]);
+    // A topic that a route has taken only since: what it has passed, nobody sent.
+    let both = TopicFilter::new(["orders", "billing"]).expect("patterns");
+    let change = RouteChange { topics: Some(both), ..RouteChange::default() };
+    store.operator().set_route("orders", &change, &deed()).await.expect("change").expect("a route");
+    let at_orders = store.operator().whereabouts(other.id).await.expect("look");
+    let at_orders = at_orders.iter().find(|place| place.route == "orders").expect("orders");
+    assert_eq!(at_orders.state, Place::Passed, "{:?}", at_orders.because);
 }
 
 pub async fn sinks_are_shown_as_their_relays_said<F: Operated>(store: F) {
