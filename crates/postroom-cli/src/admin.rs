@@ -65,10 +65,11 @@ async fn listen(
 ) -> Result<(), Failure> {
     let Some(admin) = &config.admin else { return Ok(()) };
     let options = Options { listen: admin.listen, tokens: admin.tokens.clone(), metrics_public: admin.metrics_public };
+    let api = if store.is_some() { "/api/v1, " } else { "" };
     let bound = Admin::bind(options, metrics, health, store).await;
     let listener = bound.map_err(|error| Failure::of(exit::CONFIG, &error))?;
     if let Ok(address) = listener.address() {
-        tracing::info!("/livez, /readyz, /metrics and, with one store, /api/v1 are at http://{address}");
+        tracing::info!("{api}/livez, /readyz and /metrics are at http://{address}");
     }
     tokio::spawn(listener.serve());
     Ok(())

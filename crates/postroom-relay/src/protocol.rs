@@ -124,6 +124,8 @@ pub struct RouteNow {
     pub sink_blocked: Option<String>,
     /// It claims nothing more and finishes the messages in flight.
     pub stopping: bool,
+    /// The last renewal did not reach the store.
+    pub store_away: bool,
     /// It holds lanes, its last claim found nothing, and nothing is in flight or to be recorded.
     pub idle: bool,
 }

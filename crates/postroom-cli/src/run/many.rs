@@ -28,6 +28,8 @@ use crate::supervise::supervise;
 
 /// How often it is asked whether a store that is worked at has nothing to do.
 const IDLE_LOOKS: Duration = Duration::from_millis(50);
+/// A store that its relays have not reached for so long is left alone.
+const AWAY_AFTER: Duration = Duration::from_secs(3);
 /// How often it is shown how the stores stand.
 const SHOWN_EVERY: Duration = Duration::from_millis(500);
 /// A query for stores that takes longer waits for something that is gone.
@@ -41,6 +43,8 @@ struct AtWork {
     now: Vec<Live<RouteNow>>,
     /// Whether its intakes found nothing when they looked last.
     quiet: Vec<Arc<AtomicBool>>,
+    /// Since when its relays have not reached it.
+    away_since: Option<Instant>,
 }
 
 /// The counts of a route in all stores.
@@ -257,7 +261,13 @@ impl Loop {
                 self.tell_of(&name);
             }
             Told::Ended(name, how) => {
-                self.at_work.remove(&name);
+                let away = self.at_work.remove(&name).and_then(|at_work| at_work.away_since);
+                let how = match (how, away) {
+                    (WorkEnded::Done | WorkEnded::Interrupted, Some(_)) => {
+                        WorkEnded::Failed("it could not be reached any more while messages of it were sent".to_owned())
+                    }
+                    (how, _) => how,
+                };
                 self.fleet.ended(now, &name, how);
                 self.tell_of(&name);
                 // One that moved meanwhile is begun where it is now.
@@ -335,10 +345,27 @@ impl Loop {
 
     fn ask_who_is_idle(&mut self) {
         let now = self.began.elapsed();
-        for (name, at_work) in &self.at_work {
-            let idle = at_work.now.iter().all(|live| live.now().idle)
+        let mut reached = Vec::new();
+        for (name, at_work) in &mut self.at_work {
+            let routes: Vec<RouteNow> = at_work.now.iter().map(Live::now).collect();
+            let idle = routes.iter().all(|route| route.idle)
                 && at_work.quiet.iter().all(|quiet| quiet.load(Ordering::Relaxed));
             self.fleet.is_idle(now, name, idle);
+            if routes.iter().any(|route| route.store_away) {
+                // It takes no place from others, and is tried again as any other that is down.
+                if at_work.away_since.get_or_insert_with(Instant::now).elapsed() >= AWAY_AFTER {
+                    let _ = at_work.stop.send(true);
+                }
+            } else {
+                at_work.away_since = None;
+                if routes.iter().any(|route| route.lanes > 0) && self.fleet.trouble(name).is_some() {
+                    reached.push(name.clone());
+                }
+            }
+        }
+        for name in reached {
+            self.fleet.works(&name);
+            self.tell_of(&name);
         }
     }
 
@@ -360,7 +387,7 @@ impl Loop {
             quiet: quiet.clone(),
             stopped,
         };
-        self.at_work.insert(name.clone(), AtWork { stop, now, quiet });
+        self.at_work.insert(name.clone(), AtWork { stop, now, quiet, away_since: None });
         let tell = self.shared.tell.clone();
         tokio::spawn(async move {
             // A task of its own, so that a panic in one store ends only the work at it.

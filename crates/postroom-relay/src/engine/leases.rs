@@ -20,6 +20,7 @@ impl Engine {
 
     pub(super) fn renewed(&mut self, now: Duration, standing: Option<Standing>) {
         self.renewing = false;
+        self.store_away = standing.is_none();
         let Some(standing) = standing else {
             self.renew_at = now + self.renew_backoff.failed().min(self.options.renew_every);
             return;

@@ -87,6 +87,8 @@ pub struct Engine {
     claiming_parked: bool,
     /// The last claim, and the last look for parked messages.
     found_nothing: bool,
+    /// The last renewal did not reach the store.
+    store_away: bool,
     claim_number: u64,
     claim_at: Duration,
     claim_wait: Duration,
@@ -138,6 +140,7 @@ impl Engine {
             claiming: None,
             claiming_parked: false,
             found_nothing: false,
+            store_away: false,
             claim_number: 0,
             claim_at: Duration::ZERO,
             claim_wait: POLL_FIRST,
@@ -182,6 +185,7 @@ impl Engine {
             sink_down: self.breaker.open_because().map(str::to_owned),
             sink_blocked: None,
             stopping: self.stopping,
+            store_away: self.store_away,
             idle: self.found_nothing && self.lanes_held > 0 && self.held.is_empty() && self.unrecorded() == 0,
         }
     }

@@ -276,6 +276,15 @@ impl Fleet {
         }
     }
 
+    /// The relays of a store that is worked at have reached it: whatever was wrong is over.
+    pub fn works(&mut self, name: &str) {
+        if let Some((_, one)) = self.of(name)
+            && matches!(one.state, State::Working { .. })
+        {
+            one.trouble = None;
+        }
+    }
+
     /// The work at a store has ended, asked to or not.
     pub fn ended(&mut self, now: Duration, name: &str, how: WorkEnded) {
         let (first_wait, longest_wait) = self.limits.retry;
