@@ -387,6 +387,27 @@ pub(super) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "mariadb_places_read_the_whole_table",
+        breaks: "gives rows of MariaDB their places by a statement that reads, and waits for, every row of a small table",
+        package: "postroom-mysql",
+        test: &["--test", "store", "operator::work_waits_as_long_as_something_due_is_not_done"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "looks_pass_over_late_rows",
+        breaks: "does not see a row that committed after later ones were read, where databases take turns",
+        package: "postroom-postgres",
+        test: &["--test", "conformance", "operator::work_waits_as_long_as_something_due_is_not_done"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "silent_servers_hold_up_all",
+        breaks: "looks at databases of a server that does not answer as at all others",
+        package: "postroom-server",
+        test: &["--lib", "fleet::tests::a_silent_server_holds_up_looks_at_its_own_stores_alone"],
+        needs_bin: false,
+    },
+    Bug {
         name: "intake_marks_what_waits",
         breaks: "says of a row that it was sent while its message waits for another attempt",
         package: "postroom-postgres",
