@@ -20,6 +20,8 @@ use crate::told::{PROBE, Told};
 
 /// Giving the lanes back takes no longer than this, and closing the sink neither.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
+/// The first wait between two tries to give the lanes back.
+const RELEASE_AGAIN: Duration = Duration::from_millis(100);
 /// Longer than this is never meant.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -243,7 +245,21 @@ impl Relay {
 
     /// Whether the lanes were given back, and with them every position written.
     async fn close(&self, told: &Told) -> bool {
-        let release = tokio::time::timeout(CLOSE_DEADLINE, self.source.release()).await;
+        // A connection that broke a moment ago is opened again: the store itself may well be there.
+        let release = async {
+            let mut wait = RELEASE_AGAIN;
+            loop {
+                match self.source.release().await {
+                    Err(error) if error.is_transient() => {
+                        told.complaint("give the lanes back", &error);
+                        tokio::time::sleep(wait).await;
+                        wait *= 2;
+                    }
+                    released => return released,
+                }
+            }
+        };
+        let release = tokio::time::timeout(CLOSE_DEADLINE, release).await;
         let released = match release {
             Ok(Ok(())) => true,
             Ok(Err(error)) => {
