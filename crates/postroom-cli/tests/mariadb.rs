@@ -117,6 +117,7 @@ fn deed() -> Deed {
 /// A relay process behind two links of its own; killed when dropped.
 struct Relay {
     process: Child,
+    started: Instant,
     config: PathBuf,
     log: PathBuf,
     store: Proxy,
@@ -147,7 +148,7 @@ impl Relay {
         );
         std::fs::write(&config, text).unwrap();
         let log = dir.join("relay.log");
-        Self { process: start(&config, &log), config, log, store, broker }
+        Self { process: start(&config, &log), started: Instant::now(), config, log, store, broker }
     }
 
     fn signal(&self, name: &str) {
@@ -155,17 +156,22 @@ impl Relay {
         assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
     }
 
+    fn starts(&mut self) {
+        self.process = start(&self.config, &self.log);
+        self.started = Instant::now();
+    }
+
     /// Whatever it does now ends; another process takes its place.
     fn killed(&mut self) {
         let _ = self.process.kill();
         self.process.wait().unwrap();
-        self.process = start(&self.config, &self.log);
+        self.starts();
     }
 
     /// What a supervisor does with one that could not begin while the server was away.
     fn lives_again(&mut self) {
         if self.process.try_wait().unwrap().is_some() {
-            self.process = start(&self.config, &self.log);
+            self.starts();
         }
     }
 }
@@ -199,10 +205,13 @@ async fn inflict(relays: &mut [Relay], server: &mut MysqlServer, chance: &mut Ch
             "relay kill -9"
         }
         3 => {
+            // One that was started a moment ago does not listen for signals yet.
+            tokio::time::sleep(Duration::from_secs(2).saturating_sub(relay.started.elapsed())).await;
             relay.signal("TERM");
+            let code = relay.process.wait().unwrap().code();
             // 69: the fault before this one keeps it from the store.
-            assert!(matches!(relay.process.wait().unwrap().code(), Some(0 | 69)), "I12");
-            relay.process = start(&relay.config, &relay.log);
+            assert!(matches!(code, Some(0 | 69)), "I12: {code:?}");
+            relay.starts();
             "relay SIGTERM"
         }
         4 => {
