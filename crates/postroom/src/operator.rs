@@ -32,7 +32,7 @@ pub trait Operator: Archivable + Reconcilable {
     async fn status(&self) -> Result<StoreStatus, StoreError>;
 
     /// Whether a relay of these routes would find something to do now, for programs that look at many stores in turn: messages that it has not
-    /// read, parked ones that are due, operations that go on, or a route that is not registered yet. True where it is not sure; never false
+    /// read, parked ones that are due, or a route that is not registered yet; operations are not looked at. True where it is not sure; never false
     /// where something has committed and is due.
     async fn work_waits(&self, routes: &[String]) -> Result<bool, StoreError>;
 

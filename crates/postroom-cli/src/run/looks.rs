@@ -39,7 +39,7 @@ pub(super) enum Told {
     /// The databases of a group, or why they could not be asked for.
     Found(usize, Result<Listed, String>),
     /// An operation goes on in it.
-    Wants(Arc<str>),
+    HasWork(Arc<str>),
     /// What it counted, for the report at the end.
     Counted(String, Ended<Summary>),
 }
@@ -130,7 +130,7 @@ pub(super) async fn keep_houses(shared: Arc<Shared>) {
             let why = match kept {
                 Ok(Ok(goes_on)) => {
                     if goes_on {
-                        let _ = shared.tell.send(Told::Wants(found.name.clone()));
+                        let _ = shared.tell.send(Told::HasWork(found.name.clone()));
                     }
                     None
                 }

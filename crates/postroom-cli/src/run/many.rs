@@ -69,16 +69,22 @@ pub async fn run(config: Config, json: bool) -> Result<(), Failure> {
     // A URL that cannot be read ends the program, as with one store.
     let mut cost = 1;
     for group in groups {
-        let url = match group {
-            Group::Named { url, .. } => url,
-            Group::Discovered(discovery) => &discovery.store,
+        let urls: Vec<String> = match group {
+            Group::Named { url, .. } => vec![url.clone()],
+            // The database that is asked may be of another kind than those that it names.
+            Group::Discovered(discovery) => match discovery.url_of("name", None) {
+                Ok(url) => vec![discovery.store.clone(), url],
+                Err(_) => vec![discovery.store.clone(), "postgres://any/any".into(), "mysql://any/any".into()],
+            },
         };
-        let opened = store::open_frugal(url, routes, intakes);
-        let (opened, connections) = opened.map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
-        if intakes > 0 {
-            crate::presets::intakes_of(opened.as_ref())?;
+        for url in urls {
+            let opened = store::open_frugal(&url, routes, intakes);
+            let (opened, connections) = opened.map_err(|failure| Failure { code: exit::CONFIG, ..failure })?;
+            if intakes > 0 {
+                crate::presets::intakes_of(opened.as_ref())?;
+            }
+            cost = cost.max(connections);
         }
-        cost = cost.max(connections);
     }
     let limits = limits(&config, cost)?;
     let unique = MessageId::new();
@@ -275,7 +281,7 @@ impl Loop {
                     self.know();
                 }
             }
-            Told::Wants(name) => self.fleet.wants(&name),
+            Told::HasWork(name) => self.fleet.has_work(&name),
             Told::Found(group, Ok(listed)) => {
                 self.of_group[group] = Some(listed);
                 self.know();

@@ -260,7 +260,7 @@ impl Fleet {
     }
 
     /// Something is to be done in a store that was not found by a look.
-    pub fn wants(&mut self, name: &str) {
+    pub fn has_work(&mut self, name: &str) {
         let Some((name, one)) = self.of(name) else { return };
         if matches!(one.state, State::Resting) && !one.gone {
             one.state = State::Waiting;
