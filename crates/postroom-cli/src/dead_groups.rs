@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use postroom::{
-    DeadDeed, DeadFilter, DeadGroup, Grouping, NewOperation, OperationFilter, OperationKind, ReplayPlace, Side, Store,
-    lasting,
+    DeadCursor, DeadDeed, DeadFilter, DeadGroup, Grouping, NewOperation, OperationFilter, OperationKind, ReplayPlace,
+    Side, Store, lasting,
 };
 
 use crate::StoreArgs;
@@ -102,16 +102,16 @@ async fn grouped(store: &dyn Store, side: Side, route: Option<&str>) -> Result<(
     let mut grouping = Grouping::new(side);
     let mut progress = Progress::new("dead letters");
     // Behind everything that comes before the first of this route.
-    let mut after = route.map(|route| (route.to_owned(), i64::MIN));
+    let mut after = route.map(DeadCursor::before);
     let mut looked = 0;
     let complete = loop {
-        let page = store.dead_headlines(side, after, PAGE).await?;
+        let page = store.dead_headlines(side, after.as_ref(), PAGE).await?;
         let ours = |letter: &&postroom::Headline| route.is_none_or(|route| letter.route == route);
         page.iter().filter(ours).for_each(|letter| grouping.add(letter));
         looked += page.len() as u64;
         progress.at(looked);
-        let last = page.last().map(|last| (last.route.clone(), last.seq));
-        let beyond = last.as_ref().is_some_and(|(last, _)| route.is_some_and(|route| last != route));
+        let last = page.last().map(postroom::Headline::cursor);
+        let beyond = last.as_ref().is_some_and(|last| route.is_some_and(|route| last.route != route));
         if (page.len() as i64) < PAGE || beyond {
             break true;
         }

@@ -6,14 +6,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use mysql_async::{Conn, Opts};
 use postroom::{
-    Archivable, ArchiveState, ArchivedMessage, Consumer, DISCOVER, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed,
-    Diagnosis, Discovered, Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake, IntakeStatus,
-    Intakes, Keeper, KeyDeed, Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated,
-    MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable,
-    Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper,
-    ShownOperation, ShownRoute, Side, Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage,
-    Stuck, Survey, Sweep, TableIndex, TableName, Tally, TookIn, TopicFilter, Turn, Unhandled, UnroutedTopic, Unwritten,
-    Vitals, WaitingKey, Whereabouts, redact_url,
+    Archivable, ArchiveState, ArchivedMessage, Consumer, DISCOVER, DeadCursor, DeadDeed, DeadFilter, DeadLetter,
+    DeadNote, Deed, Diagnosis, Discovered, Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake,
+    IntakeStatus, Intakes, Keeper, KeyDeed, Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError,
+    Migrated, MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Previewed, Reception,
+    Reconcilable, Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId,
+    SessionKeeper, ShownOperation, ShownRoute, Side, Source, Span, Steer, Stepped, Store, StoreError, StoreStatus,
+    StoredMessage, Stuck, Survey, Sweep, TableIndex, TableName, Tally, TookIn, TopicFilter, Turn, Unhandled,
+    UnroutedTopic, Unwritten, Vitals, WaitingKey, Whereabouts, redact_url,
 };
 
 use crate::connect::options_of;
@@ -136,8 +136,14 @@ impl Operator for Database {
         self.desk.call("act on a key; nothing was changed", work).await
     }
 
-    async fn dead_letters(&self, side: Side, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, StoreError> {
-        let work = async |conn: &mut Conn| operate::dead_letters(conn, side, filter, limit).await;
+    async fn dead_letters_behind(
+        &self,
+        after: Option<&DeadCursor>,
+        side: Side,
+        filter: &DeadFilter,
+        limit: i64,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        let work = async |conn: &mut Conn| operate::dead_letters(conn, after, side, filter, limit).await;
         self.desk.call("read the dead letters", work).await
     }
 
@@ -174,10 +180,10 @@ impl Operator for Database {
     async fn dead_headlines(
         &self,
         side: Side,
-        after: Option<(String, i64)>,
+        after: Option<&DeadCursor>,
         limit: i64,
     ) -> Result<Vec<Headline>, StoreError> {
-        let work = async |conn: &mut Conn| operations::headlines(conn, side, after.clone(), limit).await;
+        let work = async |conn: &mut Conn| operations::headlines(conn, side, after, limit).await;
         self.desk.call("read the dead letters", work).await
     }
 

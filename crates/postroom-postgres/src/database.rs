@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{
-    Archivable, ArchiveState, ArchivedMessage, Consumer, DISCOVER, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed,
-    Diagnosis, Discovered, Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake, IntakeStatus,
-    Intakes, Keeper, KeyDeed, Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated,
-    MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable,
-    Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper,
-    ShownOperation, ShownRoute, Side, Source, Span, Steer, Stepped, Store, StoreError, StoreStatus, StoredMessage,
-    Stuck, Survey, Sweep, TableIndex, TableName, Tally, TookIn, TopicFilter, Turn, Unhandled, UnroutedTopic, Vitals,
-    WaitingKey, Wake, Whereabouts,
+    Archivable, ArchiveState, ArchivedMessage, Consumer, DISCOVER, DeadCursor, DeadDeed, DeadFilter, DeadLetter,
+    DeadNote, Deed, Diagnosis, Discovered, Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake,
+    IntakeStatus, Intakes, Keeper, KeyDeed, Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError,
+    Migrated, MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Previewed, Reception,
+    Reconcilable, Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId,
+    SessionKeeper, ShownOperation, ShownRoute, Side, Source, Span, Steer, Stepped, Store, StoreError, StoreStatus,
+    StoredMessage, Stuck, Survey, Sweep, TableIndex, TableName, Tally, TookIn, TopicFilter, Turn, Unhandled,
+    UnroutedTopic, Vitals, WaitingKey, Wake, Whereabouts,
 };
 
 use crate::Postgres;
@@ -244,9 +244,15 @@ impl Operator for Database {
         within(&self.connector, "act on a key", operate::act_on_key(&self.connector, route, key, what, deed)).await
     }
 
-    async fn dead_letters(&self, side: Side, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, StoreError> {
-        within(&self.connector, "read the dead letters", operate::dead_letters(&self.connector, side, filter, limit))
-            .await
+    async fn dead_letters_behind(
+        &self,
+        after: Option<&DeadCursor>,
+        side: Side,
+        filter: &DeadFilter,
+        limit: i64,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        let work = operate::dead_letters(&self.connector, after, side, filter, limit);
+        within(&self.connector, "read the dead letters", work).await
     }
 
     async fn dead_payload(&self, side: Side, route: &str, seq: i64) -> Result<Option<Vec<u8>>, StoreError> {
@@ -268,7 +274,7 @@ impl Operator for Database {
     async fn dead_headlines(
         &self,
         side: Side,
-        after: Option<(String, i64)>,
+        after: Option<&DeadCursor>,
         limit: i64,
     ) -> Result<Vec<Headline>, StoreError> {
         let work = operations::headlines(&self.connector, side, after, limit);

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    Archivable, ArchiveState, ArchivedMessage, Consumer, DISCOVER, DeadDeed, DeadFilter, DeadLetter, DeadNote, Deed,
-    Diagnosis, Discovered, Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake, IntakeStatus,
-    Intakes, Keeper, KeyDeed, Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError, Migrated,
-    MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Previewed, Reception, Reconcilable,
-    Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId, SessionKeeper,
-    ShownOperation, ShownRoute, Side, Source, Span, StartAt, Steer, Stepped, Store, StoreError, StoreStatus,
-    StoredMessage, Stuck, Survey, Sweep, TableIndex, TableName, Tally, TookIn, TopicFilter, Turn, Unhandled,
-    UnroutedTopic, Vitals, WaitingKey, Whereabouts, redact_url,
+    Archivable, ArchiveState, ArchivedMessage, Consumer, DISCOVER, DeadCursor, DeadDeed, DeadFilter, DeadLetter,
+    DeadNote, Deed, Diagnosis, Discovered, Expired, Fate, Finding, Forgotten, FoundTable, Headline, IdPrints, Intake,
+    IntakeStatus, Intakes, Keeper, KeyDeed, Listed, MarkedRows, Message, MessageFilter, MessageId, MigrateError,
+    Migrated, MigrationPlan, Needs, NewOperation, OperationEffects, OperationId, Operator, Previewed, Reception,
+    Reconcilable, Reconciled, Removed, Restored, Retention, Route, RouteChange, RouteSettings, Segment, SegmentId,
+    SessionKeeper, ShownOperation, ShownRoute, Side, Source, Span, StartAt, Steer, Stepped, Store, StoreError,
+    StoreStatus, StoredMessage, Stuck, Survey, Sweep, TableIndex, TableName, Tally, TookIn, TopicFilter, Turn,
+    Unhandled, UnroutedTopic, Vitals, WaitingKey, Whereabouts, redact_url,
 };
 use rusqlite::Connection;
 
@@ -152,9 +152,16 @@ impl Operator for Database {
         self.on_thread("act on a key", work).await
     }
 
-    async fn dead_letters(&self, side: Side, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, StoreError> {
-        let filter = filter.clone();
-        let work = move |connection: &mut Connection| operate::dead_letters(connection, side, &filter, limit);
+    async fn dead_letters_behind(
+        &self,
+        after: Option<&DeadCursor>,
+        side: Side,
+        filter: &DeadFilter,
+        limit: i64,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        let (after, filter) = (after.cloned(), filter.clone());
+        let work =
+            move |connection: &mut Connection| operate::dead_letters(connection, after.as_ref(), side, &filter, limit);
         self.on_thread("read the dead letters", work).await
     }
 
@@ -184,10 +191,11 @@ impl Operator for Database {
     async fn dead_headlines(
         &self,
         side: Side,
-        after: Option<(String, i64)>,
+        after: Option<&DeadCursor>,
         limit: i64,
     ) -> Result<Vec<Headline>, StoreError> {
-        let work = move |connection: &mut Connection| operations::headlines(connection, side, after, limit);
+        let after = after.cloned();
+        let work = move |connection: &mut Connection| operations::headlines(connection, side, after.as_ref(), limit);
         self.on_thread("read the dead letters", work).await
     }
 

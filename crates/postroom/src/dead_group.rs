@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::dead_letter::Side;
+use crate::dead_letter::{DeadCursor, Side};
 use crate::delivery::Cause;
 
 /// So much of an error counts: what comes later is rarely what it is about.
@@ -30,6 +30,13 @@ pub struct Headline {
     pub error: String,
     /// How long ago it died, in seconds, by the database's clock.
     pub died_seconds_ago: f64,
+}
+
+impl Headline {
+    /// Where its letter is.
+    pub fn cursor(&self) -> DeadCursor {
+        DeadCursor { route: self.route.clone(), seq: self.seq, id: self.id.clone() }
+    }
 }
 
 /// Dead letters of one route or consumer that died of the same thing.

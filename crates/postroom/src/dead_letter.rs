@@ -82,6 +82,24 @@ impl DeadFilter {
     }
 }
 
+/// A place among the dead letters of one side, which are in the order of route (or consumer) and seq.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadCursor {
+    /// Route, or consumer.
+    pub route: String,
+    /// Its place in the outbox.
+    pub seq: i64,
+    /// Message id: a database that was put back from a backup can give a place a second time (MySQL).
+    pub id: String,
+}
+
+impl DeadCursor {
+    /// In front of everything of this route, or consumer.
+    pub fn before(route: &str) -> Self {
+        Self { route: route.to_owned(), seq: i64::MIN, id: String::new() }
+    }
+}
+
 /// A message that no relay sends any more, or that no consumer handles any more, without its payload.
 #[derive(Debug, Clone, Serialize)]
 pub struct DeadLetter {
@@ -119,6 +137,13 @@ pub struct DeadLetter {
     /// Lane that it belongs to.
     #[serde(skip)]
     pub lane: i16,
+}
+
+impl DeadLetter {
+    /// Where it is.
+    pub fn cursor(&self) -> DeadCursor {
+        DeadCursor { route: self.route.clone(), seq: self.seq, id: self.id.clone() }
+    }
 }
 
 /// One failed attempt.

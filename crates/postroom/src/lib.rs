@@ -57,7 +57,7 @@ pub use archive::{Archivable, ArchiveState, ArchivedMessage, Expired, Restored, 
 pub use consumer_store::{Admitted, Aggregate, ConsumerStore, Keep, Session, Settle, Transactions, Waiting};
 pub use crash::{crash_point, crash_point_over};
 pub use dead_group::{DeadGroup, DeadNote, Grouping, Headline, normal_error};
-pub use dead_letter::{DeadDeed, DeadFilter, DeadLetter, Deed, FailedAttempt, Side};
+pub use dead_letter::{DeadCursor, DeadDeed, DeadFilter, DeadLetter, Deed, FailedAttempt, Side};
 pub use delivery::{Cause, Change, Delivery, Entry, Origin, Outcome, ParkedState, Settlement, Token};
 pub use diagnosis::{Diagnosis, Severity};
 pub use error::{BoxError, StoreError, Unavailable};

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use crate::archive::Archivable;
 use crate::dead_group::{DeadNote, Headline};
-use crate::dead_letter::{DeadDeed, DeadFilter, DeadLetter, Deed, Side};
+use crate::dead_letter::{DeadCursor, DeadDeed, DeadFilter, DeadLetter, Deed, Side};
 use crate::error::StoreError;
 use crate::keys::{KeyDeed, WaitingKey, Whereabouts};
 use crate::listing::{Forgotten, Listed, MessageFilter, StoredMessage};
@@ -85,8 +85,19 @@ pub trait Operator: Archivable + Reconcilable {
     /// Messages that a relay has already claimed of a parked key, at most its window, are still sent, in order.
     async fn act_on_key(&self, route: &str, key: &str, what: KeyDeed, deed: &Deed) -> Result<bool, StoreError>;
 
-    /// Dead letters by filter, oldest first, at most `limit`.
-    async fn dead_letters(&self, side: Side, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, StoreError>;
+    /// Dead letters by filter, by route (or consumer) and seq, at most `limit`.
+    async fn dead_letters(&self, side: Side, filter: &DeadFilter, limit: i64) -> Result<Vec<DeadLetter>, StoreError> {
+        self.dead_letters_behind(None, side, filter, limit).await
+    }
+
+    /// The same, from behind `after` on.
+    async fn dead_letters_behind(
+        &self,
+        after: Option<&DeadCursor>,
+        side: Side,
+        filter: &DeadFilter,
+        limit: i64,
+    ) -> Result<Vec<DeadLetter>, StoreError>;
 
     /// The payload of one dead letter; none: it no longer exists.
     async fn dead_payload(&self, side: Side, route: &str, seq: i64) -> Result<Option<Vec<u8>>, StoreError>;
@@ -109,7 +120,7 @@ pub trait Operator: Archivable + Reconcilable {
     async fn dead_headlines(
         &self,
         side: Side,
-        after: Option<(String, i64)>,
+        after: Option<&DeadCursor>,
         limit: i64,
     ) -> Result<Vec<Headline>, StoreError>;
 

@@ -182,6 +182,7 @@ async fn the_api_shows_and_does_what_its_description_and_a_token_allow() {
             ("viewer", "GET", "/messages?topic", 400, "bad-query"),
             ("viewer", "GET", "/messages?key=%ff", 400, "bad-query"),
             ("viewer", "GET", "/messages?after=0", 400, "bad-query"),
+            ("viewer", "GET", "/dead?after_route=orders", 400, "bad-query"),
             ("viewer", "GET", "/messages?newer_than_seconds=60&older_than_seconds=60", 400, "bad-query"),
             ("viewer", "GET", "/messages?route=orders&state=unrouted", 400, "bad-query"),
             ("viewer", "GET", "/messages?route=ordres", 404, "no-such-route"),
@@ -223,6 +224,35 @@ async fn the_api_shows_and_does_what_its_description_and_a_token_allow() {
         assert_eq!(api.get("operator", &of).await.code(), "reason-required");
         let payload = api.get("operator", &format!("{of}?reason=ticket%207")).await;
         assert_eq!((payload.status, payload.body.as_slice()), (200, &b"secret payload"[..]));
+
+        // Dead letters, page by page.
+        let time = if store.starts_with("sqlite:") { ("occurred_ms", "0") } else { ("occurred_at", "now()") };
+        for (n, id) in ids.iter().enumerate() {
+            let sql = format!(
+                "insert into {} (route, seq, lane, attempts, cause, error, id, topic, type, payload, content_type, {})
+                 values ('old', {}, 0, 1, 'permanent', 'x', '{id}', 'orders', 'x', '', 'x', {})",
+                if store.starts_with("sqlite:") { "postroom_dead_letters" } else { "postroom.dead_letters" },
+                time.0,
+                // By seq, and neither by id nor by the time of death.
+                9 - n,
+                time.1,
+            );
+            execute(store, &sql).await;
+        }
+        for path in ["/dead", "/dead/headlines"] {
+            let (mut found, mut after) = (Vec::new(), String::new());
+            loop {
+                let page = api.get("viewer", &format!("{path}?limit=2{after}")).await.json();
+                holds_to(&document, "get", path, &page);
+                let letters = page.get("dead_letters").unwrap_or(&page["headlines"]).as_array().unwrap();
+                found.extend(letters.iter().map(|letter| letter["id"].as_str().unwrap().to_owned()));
+                let Some(next) = page["next"].as_object() else { break };
+                let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                after = next.iter().map(|(name, value)| format!("&{name}={}", text(value))).collect();
+            }
+            found.reverse();
+            assert_eq!(found, ids, "{path}");
+        }
 
         // An operation from its preview to its end.
         let all = json!({ "kind": "replay", "route": "orders", "all": true, "rate": 100, "reason": "ticket 7" });

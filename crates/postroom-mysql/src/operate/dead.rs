@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Row, params};
-use postroom::{Cause, DeadDeed, DeadFilter, DeadLetter, Deed, Side, headers_from_json};
+use postroom::{Cause, DeadCursor, DeadDeed, DeadFilter, DeadLetter, Deed, Side, headers_from_json};
 
 use crate::desk::{Failed, begin};
 use crate::inbox::ABOUT_VALUES;
@@ -24,11 +24,12 @@ pub(super) const COMES_BACK: &str = "exists (
 /// Dead letters by filter, oldest first, at most `limit`.
 pub(crate) async fn dead_letters(
     conn: &mut Conn,
+    after: Option<&DeadCursor>,
     side: Side,
     filter: &DeadFilter,
     limit: i64,
 ) -> Result<Vec<DeadLetter>, Failed> {
-    Ok(chosen(conn, side, filter, None, limit).await?)
+    Ok(chosen(conn, after, side, filter, limit).await?)
 }
 
 /// The payload of one dead letter.
@@ -44,9 +45,6 @@ pub(crate) async fn dead_payload(
     };
     Ok(conn.exec_first(sql, (route, seq)).await?)
 }
-
-/// Where a look at dead letters goes on.
-pub(crate) type DeadCursor = (String, i64, String);
 
 /// What one step did.
 pub(crate) struct DeadStep {
@@ -67,9 +65,9 @@ pub(crate) async fn act_on_dead(
     deed: &Deed,
 ) -> Result<DeadStep, Failed> {
     let mut tx = begin(conn).await?;
-    let letters = chosen(&mut tx, side, filter, after, limit).await?;
+    let letters = chosen(&mut tx, after, side, filter, limit).await?;
     let last = letters.last().filter(|_| letters.len() as i64 >= limit);
-    let next = last.map(|letter| (letter.route.clone(), letter.seq, letter.id.clone()));
+    let next = last.map(DeadLetter::cursor);
     let mut gone: HashSet<(String, String)> = HashSet::new();
     for of_route in letters.chunk_by(|one, other| one.route == other.route) {
         let Some(route) = of_route.first().map(|letter| letter.route.as_str()) else { continue };
@@ -224,9 +222,9 @@ pub(super) async fn discard_in(tx: &mut impl Queryable, consumer: &str, id: &str
 
 async fn chosen(
     conn: &mut impl Queryable,
+    after: Option<&DeadCursor>,
     side: Side,
     filter: &DeadFilter,
-    after: Option<&DeadCursor>,
     limit: i64,
 ) -> Result<Vec<DeadLetter>, Error> {
     let (table, route, lane) = match side {
@@ -251,7 +249,7 @@ async fn chosen(
         "route" => &filter.route, "id" => filter.id.map(|id| id.to_string()), "topic" => &filter.topic, "type" => &filter.kind,
         "tenant" => &filter.tenant_id, "aggregate" => &filter.aggregate_id, "error" => &filter.error,
         "newer" => filter.newer_than.map(super::keys::ago), "older" => filter.older_than.map(super::keys::ago),
-        "after" => after.map(|after| &after.0), "after_seq" => after.map(|after| after.1), "after_id" => after.map(|after| &after.2),
+        "after" => after.map(|after| &after.route), "after_seq" => after.map(|after| after.seq), "after_id" => after.map(|after| &after.id),
         "limit" => limit.max(0)
     };
     let rows: Vec<Row> = conn.exec(sql, parameters).await?;

@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use postroom::{BoxError, Cause, DeadDeed, DeadFilter, DeadLetter, Deed, Side, StoreError, headers_from_json};
+use postroom::{
+    BoxError, Cause, DeadCursor, DeadDeed, DeadFilter, DeadLetter, Deed, Side, StoreError, headers_from_json,
+};
 use tokio_postgres::{Row, Transaction};
 
 use crate::connect::Connector;
@@ -13,13 +15,14 @@ use crate::text::{shown, shown_opt, word};
 /// Dead letters by filter, oldest first, at most `limit`.
 pub(crate) async fn dead_letters(
     connector: &Connector,
+    after: Option<&DeadCursor>,
     side: Side,
     filter: &DeadFilter,
     limit: i64,
 ) -> Result<Vec<DeadLetter>, StoreError> {
     let mut session = OperatorSession::open(connector).await?;
     let tx = session.look().await?;
-    chosen(&tx, side, filter, limit).await
+    chosen(&tx, after, side, filter, limit).await
 }
 
 /// The payload of one dead letter.
@@ -100,7 +103,7 @@ async fn act_in(
     let mut session = OperatorSession::open(connector).await?;
     let tx = session.deed().await?;
     tx.batch_execute(ONE_OPERATOR).await.map_err(failed)?;
-    let letters = chosen(&tx, Side::In, filter, limit).await?;
+    let letters = chosen(&tx, None, Side::In, filter, limit).await?;
     if letters.is_empty() {
         return Ok(letters);
     }
@@ -128,7 +131,7 @@ async fn act(
     let mut session = OperatorSession::open(connector).await?;
     let tx = session.deed().await?;
     tx.batch_execute(ONE_OPERATOR).await.map_err(failed)?;
-    let mut letters = chosen(&tx, Side::Out, filter, limit).await?;
+    let mut letters = chosen(&tx, None, Side::Out, filter, limit).await?;
     let routes: Vec<&str> = letters.iter().map(|letter| letter.route.as_str()).collect();
     let seqs: Vec<i64> = letters.iter().map(|letter| letter.seq).collect();
     let lanes: Vec<i16> = letters.iter().map(|letter| letter.lane).collect();
@@ -183,6 +186,7 @@ pub(crate) async fn audit(
 
 async fn chosen(
     tx: &Transaction<'_>,
+    after: Option<&DeadCursor>,
     side: Side,
     filter: &DeadFilter,
     limit: i64,
@@ -207,6 +211,8 @@ async fn chosen(
                 &newer,
                 &older,
                 &limit,
+                &after.map(|after| after.route.as_str()),
+                &after.map(|after| after.seq),
             ],
         )
         .await

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use postroom::{
-    Candidate, Candidates, Cause, Deed, Headline, NewOperation, OperationEffects, OperationFilter, OperationId,
-    OperationKind, OperationState, ReplayPlace, ShownOperation, Side, Steer, Stepped, StoreError, Survey,
+    Candidate, Candidates, Cause, DeadCursor, Deed, Headline, NewOperation, OperationEffects, OperationFilter,
+    OperationId, OperationKind, OperationState, ReplayPlace, ShownOperation, Side, Steer, Stepped, StoreError, Survey,
 };
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Transaction};
@@ -152,7 +152,7 @@ fn candidate(row: &Row, route: &str) -> Result<Option<Candidate>, tokio_postgres
 pub(crate) async fn headlines(
     connector: &Connector,
     side: Side,
-    after: Option<(String, i64)>,
+    after: Option<&DeadCursor>,
     limit: i64,
 ) -> Result<Vec<Headline>, StoreError> {
     let mut session = OperatorSession::open(connector).await?;
@@ -169,7 +169,7 @@ pub(crate) async fn headlines(
                from postroom.dead_consume d where (d.consumer, d.seq) > ($1, $2) order by d.consumer, d.seq limit $3"
         }
     };
-    let (route, seq) = after.unwrap_or_default();
+    let (route, seq) = after.map(|after| (after.route.as_str(), after.seq)).unwrap_or_default();
     let rows = tx.query(sql, &[&route, &seq, &limit]).await.map_err(failed)?;
     let headline = |row: &Row| -> Result<Headline, tokio_postgres::Error> {
         Ok(Headline {

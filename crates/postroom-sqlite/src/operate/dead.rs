@@ -1,6 +1,6 @@
 //! What operators do about dead letters. Every deed and the audit row about it are one transaction.
 
-use postroom::{Cause, DeadDeed, DeadFilter, DeadLetter, Deed, Side, StoreError, headers_from_json};
+use postroom::{Cause, DeadCursor, DeadDeed, DeadFilter, DeadLetter, Deed, Side, StoreError, headers_from_json};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 
 use crate::connect::NOW;
@@ -11,11 +11,12 @@ use crate::text::{Text, text, text_or_null};
 /// Dead letters by filter, oldest first, at most `limit`.
 pub(crate) fn dead_letters(
     connection: &Connection,
+    after: Option<&DeadCursor>,
     side: Side,
     filter: &DeadFilter,
     limit: i64,
 ) -> Result<Vec<DeadLetter>, StoreError> {
-    chosen(connection, side, filter, limit).map_err(|error| store_error("read the dead letters", error))
+    chosen(connection, after, side, filter, limit).map_err(|error| store_error("read the dead letters", error))
 }
 
 /// The payload of one dead letter.
@@ -62,7 +63,7 @@ fn act_in(
     const KEPT: &str = "history, topic, type, payload, key, routing_key, content_type, headers, tenant_id, \
                         aggregate_type, aggregate_id, aggregate_version, occurred_ms";
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let letters = chosen(&tx, Side::In, filter, limit)?;
+    let letters = chosen(&tx, None, Side::In, filter, limit)?;
     if letters.is_empty() {
         return Ok(letters);
     }
@@ -92,7 +93,7 @@ fn act(
     deed: &Deed,
 ) -> Result<Vec<DeadLetter>, rusqlite::Error> {
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let mut letters = chosen(&tx, Side::Out, filter, limit)?;
+    let mut letters = chosen(&tx, None, Side::Out, filter, limit)?;
     if what == DeadDeed::Discard {
         // One that the position has not passed would be read and sent again after a crash.
         let sql = "select position_seq >= ?2 from postroom_lanes where route = ?1 and lane = 0";
@@ -150,6 +151,7 @@ pub(crate) fn audit(
 
 fn chosen(
     connection: &Connection,
+    after: Option<&DeadCursor>,
     side: Side,
     filter: &DeadFilter,
     limit: i64,
@@ -166,6 +168,7 @@ fn chosen(
             and (?4 is null or d.type = ?4) and (?5 is null or d.tenant_id = ?5) and (?6 is null or d.aggregate_id = ?6)
             and (?7 is null or instr(d.error, ?7) > 0)
             and (?8 is null or d.died_ms >= {NOW} - ?8) and (?9 is null or d.died_ms <= {NOW} - ?9)
+            and (?11 is null or (d.{route}, d.seq) > (?11, ?12))
           order by d.{route}, d.seq limit ?10"
     );
     let millis = |age: std::time::Duration| i64::try_from(age.as_millis()).unwrap_or(i64::MAX / 4);
@@ -179,7 +182,9 @@ fn chosen(
         filter.error,
         filter.newer_than.map(millis),
         filter.older_than.map(millis),
-        limit
+        limit,
+        after.map(|after| after.route.as_str()),
+        after.map(|after| after.seq),
     ];
     connection.prepare(&sql)?.query_map(parameters, letter)?.collect()
 }

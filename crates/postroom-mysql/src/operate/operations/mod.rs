@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, HashSet};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Row, params};
 use postroom::{
-    Cause, DeadNote, Deed, Headline, NewOperation, OperationEffects, OperationId, OperationKind, OperationState,
-    ReplayPlace, ShownOperation, Side, Steer, StoreError,
+    Cause, DeadCursor, DeadNote, Deed, Headline, NewOperation, OperationEffects, OperationId, OperationKind,
+    OperationState, ReplayPlace, ShownOperation, Side, Steer, StoreError,
 };
 
 use super::word;
@@ -28,7 +28,7 @@ const ASKED: usize = 5_000;
 pub(crate) async fn headlines(
     conn: &mut Conn,
     side: Side,
-    after: Option<(String, i64)>,
+    after: Option<&DeadCursor>,
     limit: i64,
 ) -> Result<Vec<Headline>, Failed> {
     let (table, route) = match side {
@@ -38,10 +38,12 @@ pub(crate) async fn headlines(
     let sql = format!(
         "select {route} as route, seq, id, type, cause, left(error, 1000) as error,
                 timestampdiff(microsecond, died_at, utc_timestamp(6)) / 1e6 as died_ago from {table}
-          where {route} > :route or ({route} = :route and seq > :seq) order by {route}, seq limit :limit"
+          where {route} > :route or ({route} = :route and (seq > :seq or (seq = :seq and id > :id))) order by {route}, seq, id limit :limit"
     );
-    let (route, seq) = after.unwrap_or_default();
-    let rows: Vec<Row> = conn.exec(sql, params! { "route" => route, "seq" => seq, "limit" => limit.max(0) }).await?;
+    let rows: Vec<Row> = conn.exec(sql, params! {
+        "route" => after.map(|after| after.route.as_str()).unwrap_or_default(), "seq" => after.map(|after| after.seq).unwrap_or_default(),
+        "id" => after.map(|after| after.id.as_str()).unwrap_or_default(), "limit" => limit.max(0)
+    }).await?;
     let headline = |mut row: Row| {
         let row = &mut row;
         Ok::<_, Error>(Headline {

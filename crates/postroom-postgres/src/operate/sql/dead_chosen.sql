@@ -1,5 +1,6 @@
 -- Dead letters by filter, oldest first. $1 route, $2 id, $3 topic, $4 type, $5 tenant, $6 aggregate, $7 part of the error,
 -- $8 newer than and $9 older than so many seconds; null: any. $10 limit.
+-- $11, $12 route and seq behind which it goes on; null: from the first.
 select d.route, d.seq, d.id, d.topic, d.type, coalesce(d.key, d.aggregate_id) as key, d.tenant_id, d.aggregate_id,
        d.attempts::bigint, d.cause, d.error, extract(epoch from clock_timestamp() - d.died_at)::float8,
        octet_length(d.payload)::bigint, d.headers::text, d.history::text, d.lane
@@ -13,5 +14,6 @@ select d.route, d.seq, d.id, d.topic, d.type, coalesce(d.key, d.aggregate_id) as
    and ($7::text is null or strpos(d.error, $7) > 0)
    and ($8::float8 is null or d.died_at >= clock_timestamp() - $8 * interval '1 second')
    and ($9::float8 is null or d.died_at <= clock_timestamp() - $9 * interval '1 second')
+   and ($11::text is null or (d.route, d.seq) > ($11, $12::bigint))
  order by d.route, d.seq
  limit $10

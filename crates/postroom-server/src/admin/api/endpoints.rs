@@ -107,8 +107,10 @@ const STATE: Parameter = Parameter {
     meaning: "only in this state",
     takes: Takes::Words(|| ListedPlace::ALL.iter().map(|place| place.as_str()).collect()),
 };
+const AFTER_ROUTE: Parameter = text("after_route", "the route (or consumer) of the last one of the page before");
 const AFTER_SEQ: Parameter =
     Parameter { name: "after_seq", meaning: "its seq", takes: Takes::Number(i64::MIN, i64::MAX) };
+const AFTER_ID: Parameter = text("after_id", "its id");
 
 /// All of them.
 pub(super) fn endpoints() -> Vec<Endpoint> {
@@ -196,7 +198,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
         read("/keys", "Keys that wait, longest first", vec![SIDE, ROUTE, LIMIT], "keys-list", handler(reads::keys)),
         read(
             "/dead",
-            "Dead letters, oldest first",
+            "Dead letters, page by page, by route (or consumer) and seq",
             vec![
                 SIDE,
                 ROUTE,
@@ -208,6 +210,9 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
                 text("error", "only whose error contains this"),
                 seconds("newer_than_seconds", "only that died at most so long ago"),
                 seconds("older_than_seconds", "only that died at least so long ago"),
+                AFTER_ROUTE,
+                AFTER_SEQ,
+                AFTER_ID,
                 LIMIT,
             ],
             "dead-letters",
@@ -216,12 +221,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
         read(
             "/dead/headlines",
             "What dead letters died of, page by page, by route and seq",
-            vec![
-                SIDE,
-                text("after_route", "the route (or consumer) of the last one of the page before"),
-                AFTER_SEQ,
-                LIMIT,
-            ],
+            vec![SIDE, AFTER_ROUTE, AFTER_SEQ, AFTER_ID, LIMIT],
             "headlines",
             handler(reads::headlines),
         ),

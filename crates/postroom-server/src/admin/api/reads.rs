@@ -6,7 +6,10 @@ use std::time::Duration;
 use axum::body::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream;
-use postroom::{DeadFilter, ListedPlace, MessageFilter, OperationKind, OperationState, ShownOperation, Store};
+use postroom::{
+    DeadCursor, DeadFilter, DeadLetter, ListedPlace, MessageFilter, OperationKind, OperationState, ShownOperation,
+    Store,
+};
 use serde_json::{Value, json};
 
 use super::answer::{Answer, escaped};
@@ -118,33 +121,41 @@ pub(super) async fn dead(call: Call) -> Result<Answer> {
         older_than: call.seconds("older_than_seconds")?,
     };
     let limit = call.number("limit", LIMIT.0, LIMIT.1)?;
-    let mut letters = call.store.dead_letters(call.side()?, &filter, limit + 1).await?;
-    let more = letters.len() as i64 > limit;
-    letters.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-    // The filter's ages lead to the others, and `/dead/headlines` has all of them, page by page.
-    Ok(Answer::json(json!({ "dead_letters": letters, "more": more })))
+    let after = behind(&call)?;
+    let letters = call.store.dead_letters_behind(after.as_ref(), call.side()?, &filter, limit).await?;
+    let next = next(letters.last().filter(|_| letters.len() as i64 == limit).map(DeadLetter::cursor));
+    Ok(Answer::json(json!({ "dead_letters": letters, "next": next })))
+}
+
+/// Where a page of dead letters begins.
+fn behind(call: &Call) -> Result<Option<DeadCursor>> {
+    match (call.text("after_route"), call.text("after_seq"), call.text("after_id")) {
+        (None, None, None) => Ok(None),
+        (Some(route), Some(seq), Some(id)) => {
+            let seq = seq.parse().map_err(|_| Problem::bad("bad-query", "after_seq must be a whole number"))?;
+            Ok(Some(DeadCursor { route, seq, id }))
+        }
+        _ => Err(Problem::bad("bad-query", "after_route, after_seq and after_id are given together")),
+    }
+}
+
+/// The parameters of the next page of dead letters; null: there is none.
+fn next(last: Option<DeadCursor>) -> Option<Value> {
+    last.map(|last| json!({ "after_route": last.route, "after_seq": last.seq, "after_id": last.id }))
 }
 
 pub(super) async fn headlines(call: Call) -> Result<Answer> {
-    let after = match (call.text("after_route"), call.text("after_seq")) {
-        (None, None) => None,
-        (Some(route), Some(seq)) => {
-            let seq = seq.parse().map_err(|_| Problem::bad("bad-query", "after_seq must be a whole number"))?;
-            Some((route, seq))
-        }
-        _ => return Err(Problem::bad("bad-query", "after_route and after_seq are given together")),
-    };
+    let after = behind(&call)?;
     let limit = call.number("limit", LIMIT.0, LIMIT.1)?;
     let side = call.side()?;
-    let found = call.store.dead_headlines(side, after, limit).await?;
+    let found = call.store.dead_headlines(side, after.as_ref(), limit).await?;
     let headline = |letter: &postroom::Headline| {
         json!({
             "route": letter.route, "seq": letter.seq, "id": letter.id, "type": letter.kind, "cause": letter.cause,
             "error": letter.error, "group": letter.group(side), "died_seconds_ago": letter.died_seconds_ago,
         })
     };
-    let next = found.last().filter(|_| found.len() as i64 == limit);
-    let next = next.map(|last| json!({ "after_route": last.route, "after_seq": last.seq }));
+    let next = next(found.last().filter(|_| found.len() as i64 == limit).map(postroom::Headline::cursor));
     Ok(Answer::json(json!({ "headlines": found.iter().map(headline).collect::<Vec<_>>(), "next": next })))
 }
 

@@ -6,8 +6,8 @@ mod steps;
 use std::collections::BTreeMap;
 
 use postroom::{
-    Cause, DeadNote, Deed, Headline, NewOperation, OperationEffects, OperationFilter, OperationId, OperationKind,
-    OperationState, ReplayPlace, ShownOperation, Side, Steer, StoreError,
+    Cause, DeadCursor, DeadNote, Deed, Headline, NewOperation, OperationEffects, OperationFilter, OperationId,
+    OperationKind, OperationState, ReplayPlace, ShownOperation, Side, Steer, StoreError,
 };
 use rusqlite::{Connection, Row, TransactionBehavior, params};
 
@@ -23,7 +23,7 @@ pub(crate) use steps::step;
 pub(crate) fn headlines(
     connection: &Connection,
     side: Side,
-    after: Option<(String, i64)>,
+    after: Option<&DeadCursor>,
     limit: i64,
 ) -> Result<Vec<Headline>, StoreError> {
     let (table, route) = match side {
@@ -34,7 +34,7 @@ pub(crate) fn headlines(
         "select {route}, seq, id, type, cause, substr(error, 1, 1000), ({NOW} - died_ms) / 1000.0 from {table}
           where ({route}, seq) > (?1, ?2) order by {route}, seq limit ?3"
     );
-    let (of, seq) = after.unwrap_or_default();
+    let (of, seq) = after.map(|after| (after.route.as_str(), after.seq)).unwrap_or_default();
     let read = |row: &Row<'_>| {
         Ok(Headline {
             route: text(row, 0)?,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
-    Cause, DeadDeed, DeadFilter, Deed, KeyDeed, ListedPlace, MessageFilter, MessageId, OnDead, Operator, Order,
-    Outcome, Place, Report, Route, RouteChange, Side, Source, TopicFilter, WaitsFor,
+    Cause, DeadDeed, DeadFilter, DeadLetter, Deed, KeyDeed, ListedPlace, MessageFilter, MessageId, OnDead, Operator,
+    Order, Outcome, Place, Report, Route, RouteChange, Side, Source, TopicFilter, WaitsFor,
 };
 
 mod archive;
@@ -284,6 +284,14 @@ pub async fn dead_letters_are_found_by_each_condition<F: Operated>(store: F) {
     let operator = store.operator();
     assert_eq!(operator.dead_letters(Side::Out, &none(), 1).await.expect("dead letters").len(), 1);
     assert!(operator.dead_letters(Side::In, &none(), 10).await.expect("dead letters").is_empty());
+    let all = operator.dead_letters(Side::Out, &none(), 10).await.expect("dead letters");
+    let behind = async |letter: &DeadLetter, filter: DeadFilter| {
+        let found = operator.dead_letters_behind(Some(&letter.cursor()), Side::Out, &filter, 1).await;
+        found.expect("a page").into_iter().map(|letter| letter.id).collect::<Vec<_>>()
+    };
+    assert_eq!(behind(&all[0], none()).await, [all[1].id.as_str()]);
+    assert!(behind(&all[0], DeadFilter { error: some("%"), ..none() }).await.is_empty());
+    assert!(behind(&all[1], none()).await.is_empty());
     let filter = DeadFilter { id: Some(message.id), ..none() };
     let letter = operator.dead_letters(Side::Out, &filter, 10).await.expect("dead letters").remove(0);
     assert_eq!((letter.attempts, letter.cause, letter.payload_bytes), (5, Cause::Permanent, 2));

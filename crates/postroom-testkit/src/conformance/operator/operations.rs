@@ -288,10 +288,10 @@ pub async fn dead_letters_are_grouped_and_acted_on_by_group<F: Operated>(store: 
     let mut grouping = Grouping::new(Side::Out);
     let mut after = None;
     loop {
-        let page = operator.dead_headlines(Side::Out, after, 5).await.expect("headlines");
+        let page = operator.dead_headlines(Side::Out, after.as_ref(), 5).await.expect("headlines");
         page.iter().for_each(|letter| grouping.add(letter));
         match page.last() {
-            Some(last) => after = Some((last.route.clone(), last.seq)),
+            Some(last) => after = Some(last.cursor()),
             None => break,
         }
     }
