@@ -8,6 +8,7 @@ mod examples;
 mod failure;
 mod held;
 mod mysql;
+mod nats;
 mod newest_postgres;
 mod packages;
 mod patches;

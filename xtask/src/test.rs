@@ -11,7 +11,7 @@ use crate::held::Held;
 use crate::services::{Scratch, Services};
 use crate::steps::step;
 use crate::workspace::Workspace;
-use crate::{mysql, newest_postgres, packages, seaweedfs};
+use crate::{mysql, nats, newest_postgres, packages, seaweedfs};
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     let on = args.iter().take_while(|arg| *arg == "--newest" || *arg == "--mysql").count();
@@ -72,6 +72,7 @@ fn run_again(held: &Held, environment: Vec<(&'static str, OsString)>, extra: &[S
 
 fn run_on_installed(workspace: &Workspace, held: &Held, extra: &[String]) -> Result<ExitStatus, Failure> {
     let weed = seaweedfs::ensure(workspace, held)?;
+    let nats_server = nats::ensure(workspace, held)?;
     build_programs(workspace, held)?;
     let scratch = Scratch::create(workspace)?;
     let tested = start_services(workspace, held).and_then(|environment| {
@@ -84,7 +85,7 @@ fn run_on_installed(workspace: &Workspace, held: &Held, extra: &[String]) -> Res
             }
             cargo.args(extra);
             cargo.envs(environment).env("POSTROOM_TEST_DIR", &scratch.0);
-            cargo.env(services::SEAWEEDFS_PROGRAM, &weed);
+            cargo.env(services::SEAWEEDFS_PROGRAM, &weed).env(services::NATS_PROGRAM, &nats_server);
             cargo.env("POSTROOM_BIN", workspace.built("release", "postroom"));
             cargo.env("POSTROOM_ORDERS_BIN", workspace.built("release", "orders"));
             cargo.env("POSTROOM_CHECKOUT_BIN", workspace.built("release", "checkout"));

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{Sink, Subscription};
@@ -10,6 +11,8 @@ use serde_json::Value;
 
 use crate::keys::keys_of;
 use crate::lines;
+#[cfg(feature = "nats")]
+use crate::nats;
 #[cfg(feature = "rabbitmq")]
 use crate::rabbitmq;
 
@@ -17,6 +20,8 @@ use crate::rabbitmq;
 pub const BROKERS: &[&Broker] = &[
     #[cfg(feature = "rabbitmq")]
     &rabbitmq::BROKER,
+    #[cfg(feature = "nats")]
+    &nats::BROKER,
     &lines::FILE,
     &lines::STDOUT,
 ];
@@ -54,6 +59,27 @@ pub trait SinkOptions: Debug + Send + Sync {
 
     /// Looks whether messages could be sent with these options, and changes nothing; returns what was found.
     async fn check(&self) -> Result<String, CheckFailed>;
+
+    /// Settings of the broker that lose what it has confirmed, or that cannot be seen, each with what to do. Changes nothing.
+    async fn hazards(&self) -> Result<Vec<Hazard>, CheckFailed> {
+        Ok(Vec::new())
+    }
+
+    /// For how long the broker stores no second message with an id that it has stored; none: it does not look at ids.
+    async fn recognises_ids_for(&self) -> Result<Option<Duration>, CheckFailed> {
+        Ok(None)
+    }
+}
+
+/// A setting of a broker that may lose what it has confirmed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hazard {
+    /// Whether it is so; else nobody could see.
+    pub is_known: bool,
+    /// What is lost, and when.
+    pub problem: String,
+    /// What to do next.
+    pub advice: String,
 }
 
 /// Options of a subscription.

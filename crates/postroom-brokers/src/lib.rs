@@ -3,13 +3,19 @@
 
 pub mod in_process;
 pub mod lines;
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
 
 mod brokers;
 mod keys;
+#[cfg(feature = "nats")]
+mod template;
+#[cfg(any(feature = "nats", feature = "rabbitmq"))]
+mod tls;
 
 pub use brokers::{
-    BROKERS, Broker, CheckFailed, OpenSinkError, OpenSubscriptionError, Section, SinkOptions, SubscriptionOptions,
-    sink_section, subscription_section,
+    BROKERS, Broker, CheckFailed, Hazard, OpenSinkError, OpenSubscriptionError, Section, SinkOptions,
+    SubscriptionOptions, sink_section, subscription_section,
 };

@@ -15,7 +15,7 @@ use crate::store;
 use crate::stores;
 
 /// A broker that has not answered within this time counts as unreachable.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(15);
+pub const ANSWERS_WITHIN: Duration = Duration::from_secs(15);
 
 /// What one part of the configuration needs.
 #[derive(serde::Serialize)]

@@ -235,5 +235,5 @@ pub async fn act(
         place: ReplayPlace::Before,
         new_ids: false,
     };
-    operations::carry_out(store.as_ref(), operation, dry_run, pace.wait, deed, json).await
+    operations::carry_out(store.as_ref(), operation, None, (dry_run, pace.wait), deed, json).await
 }

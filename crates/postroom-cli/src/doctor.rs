@@ -3,10 +3,11 @@
 
 use clap::Args;
 use postroom::{ArchiveState, Diagnosis, Severity, StoreStatus, Vitals, lasting};
+use postroom_brokers::{Hazard, SinkOptions};
 use serde::Serialize;
 
 use crate::StoreArgs;
-use crate::check::answered;
+use crate::check::{ANSWERS_WITHIN, answered};
 use crate::config::{self, Config};
 use crate::doctor_tables;
 use crate::exit::{self, Failure};
@@ -206,13 +207,33 @@ async fn of_brokers(config: &Config) -> Vec<(String, Diagnosis)> {
     let mut found = Vec::new();
     for routed in &config.routes {
         let finding = answered(routed.sink.check()).await;
-        found.push((format!("route {}", routed.route.name), of_finding("sink", finding)));
+        let part = || format!("route {}", routed.route.name);
+        let is_there = finding.ok;
+        found.push((part(), of_finding("sink", finding)));
+        if is_there {
+            found.extend(hazards(&*routed.sink).await.into_iter().map(|diagnosis| (part(), diagnosis)));
+        }
     }
     for inbox in &config.inboxes {
         let finding = answered(inbox.from.check()).await;
         found.push((format!("inbox {}", inbox.consumer), of_finding("inbox-source", finding)));
     }
     found
+}
+
+/// What may lose messages at a broker that has confirmed them.
+async fn hazards(sink: &dyn SinkOptions) -> Vec<Diagnosis> {
+    const CODE: &str = "sink-settings";
+    let found = match tokio::time::timeout(ANSWERS_WITHIN, sink.hazards()).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(failed)) => return vec![Diagnosis::of(CODE, Severity::Unknown, failed.problem, failed.advice)],
+        Err(_) => return vec![Diagnosis::of(CODE, Severity::Unknown, "the broker did not answer", "try again")],
+    };
+    let diagnosis = |hazard: Hazard| {
+        let severity = if hazard.is_known { Severity::Danger } else { Severity::Unknown };
+        Diagnosis::of(CODE, severity, hazard.problem, hazard.advice)
+    };
+    found.into_iter().map(diagnosis).collect()
 }
 
 fn of_finding(code: &'static str, finding: postroom::Finding) -> Diagnosis {

@@ -37,6 +37,7 @@ mod status;
 mod store;
 mod stores;
 mod supervise;
+mod swallowed;
 mod table;
 mod telemetry;
 mod token;

@@ -7,6 +7,7 @@ use postroom::{
     MessageId, NewOperation, OperationEffects, OperationFilter, OperationId, OperationKind, OperationState,
     ReplayPlace, ShownOperation, Side, Steer, Store, Survey, lasting,
 };
+use postroom_brokers::SinkOptions;
 
 use crate::StoreArgs;
 use crate::actor::DeedArgs;
@@ -14,7 +15,8 @@ use crate::archive::{self, PlaceArgs};
 use crate::exit::{self, Failure};
 use crate::progress::Progress;
 use crate::reconcile;
-use crate::say::{say, show};
+use crate::say::{printable, say, show};
+use crate::swallowed;
 use crate::table::{Table, counted, number};
 
 /// How an operation goes about it.
@@ -190,6 +192,7 @@ pub async fn replay(args: ReplayArgs, json: bool) -> Result<(), Failure> {
     {
         return Err(Failure::new(exit::USAGE, "--since is not before --until, so no message can match"));
     }
+    let place = store.clone();
     let archive = args.from_archive.then(|| args.archive.open(&store)).transpose()?;
     let store = store.open().await?;
     let route = the_route(store.as_ref(), route).await?;
@@ -227,7 +230,8 @@ pub async fn replay(args: ReplayArgs, json: bool) -> Result<(), Failure> {
         place: if args.behind { ReplayPlace::Behind } else { ReplayPlace::Before },
         new_ids: args.new_id,
     };
-    carry_out(store.as_ref(), operation, args.dry_run, pace.wait, &args.deed, json).await
+    let sink = swallowed::sink_of(&place, &operation.route)?;
+    carry_out(store.as_ref(), operation, sink.as_deref(), (args.dry_run, pace.wait), &args.deed, json).await
 }
 
 /// The route that was named, or the only one there is.
@@ -249,12 +253,12 @@ pub async fn the_route(store: &dyn Store, named: Option<String>) -> Result<Strin
     }
 }
 
-/// Shows what an operation would do, and begins it unless this is a dry run.
+/// Shows what an operation would do, and begins it unless this is a dry run. `sink` is what it sends to, where that is known.
 pub async fn carry_out(
     store: &dyn Store,
     mut operation: NewOperation,
-    dry_run: bool,
-    wait: bool,
+    sink: Option<&dyn SinkOptions>,
+    (dry_run, wait): (bool, bool),
     deed: &DeedArgs,
     json: bool,
 ) -> Result<(), Failure> {
@@ -267,12 +271,22 @@ pub async fn carry_out(
         progress.at(survey.matching);
     }
     progress.end();
+    let swallowed = match sink {
+        Some(sink) => swallowed::of(store, &operation, sink).await?,
+        None => None,
+    };
+    let as_json = || {
+        let mut preview = serde_json::json!(survey);
+        preview["broker"] = serde_json::json!(swallowed);
+        preview
+    };
     if !json {
         preview(&operation, &survey).iter().for_each(|line| show!("{line}"));
+        swallowed.iter().for_each(|swallowed| show!("{}", printable(&swallowed.told())));
     }
     let Some(deed) = deed.filter(|_| survey.matching > survey.not_ready) else {
         if json {
-            show!("{}", serde_json::json!({ "operation": null, "preview": survey }));
+            show!("{}", serde_json::json!({ "operation": null, "preview": as_json() }));
         } else {
             show!("nothing was changed");
         }
@@ -291,7 +305,7 @@ pub async fn carry_out(
     }
     if !wait {
         if json {
-            show!("{}", serde_json::json!({ "operation": id, "preview": survey }));
+            show!("{}", serde_json::json!({ "operation": id, "preview": as_json() }));
         }
         return Ok(());
     }

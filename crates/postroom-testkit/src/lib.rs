@@ -6,6 +6,8 @@ pub mod chance;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod judge;
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "proxy")]

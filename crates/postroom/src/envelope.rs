@@ -30,6 +30,8 @@ pub enum HeaderValue<'a> {
 pub struct Envelope {
     /// Names that mean something to the broker itself.
     reserved: &'static [&'static str],
+    /// In lower case: all names that begin so, in any case, mean something to the broker itself.
+    prefix: Option<&'static str>,
 }
 
 /// What the headers of a received message say.
@@ -52,9 +54,17 @@ pub struct Opened {
 }
 
 impl Envelope {
+    /// The one column that is a number, for brokers whose headers are all text.
+    pub const AGGREGATE_VERSION: &'static str = AGGREGATE_VERSION;
+
     /// For a broker that takes these names for itself.
     pub const fn reserving(reserved: &'static [&'static str]) -> Self {
-        Self { reserved }
+        Self { reserved, prefix: None }
+    }
+
+    /// The same for all names that begin with `prefix`, in whatever case; `prefix` itself is in lower case.
+    pub const fn and_prefix(self, prefix: &'static str) -> Self {
+        Self { prefix: Some(prefix), ..self }
     }
 
     /// The headers of a message: its own, and its columns.
@@ -119,7 +129,11 @@ impl Envelope {
         while let Some(rest) = name.strip_prefix(OWN) {
             name = rest;
         }
-        COLUMNS.contains(&name) || name == UNREADABLE_HEADER || self.reserved.contains(&name)
+        let begins = |prefix: &str| name.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
+        COLUMNS.contains(&name)
+            || name == UNREADABLE_HEADER
+            || self.reserved.contains(&name)
+            || self.prefix.is_some_and(begins)
     }
 
     /// The name that the writer gave to a header. Only the mark of an unreadable message is not given back: at a receiver it
@@ -134,7 +148,7 @@ impl Envelope {
 mod tests {
     use super::*;
 
-    const ENVELOPE: Envelope = Envelope::reserving(&["CC"]);
+    const ENVELOPE: Envelope = Envelope::reserving(&["CC"]).and_prefix("x-broker-");
 
     fn through(message: &Message) -> Opened {
         let headers = ENVELOPE.headers(message);
@@ -144,7 +158,7 @@ mod tests {
     #[test]
     fn a_header_named_like_one_of_ours_comes_back_under_its_name_and_passes_for_nothing() {
         let mut plain = Message::new("orders", "order.placed", "x");
-        for name in COLUMNS.into_iter().chain(["CC"]) {
+        for name in COLUMNS.into_iter().chain(["CC", "X-Broker-Purge"]) {
             let twice = Envelope::escaped(&Envelope::escaped(name));
             plain = plain.header(name, "own").header(Envelope::escaped(name), "escaped").header(twice, "twice");
         }

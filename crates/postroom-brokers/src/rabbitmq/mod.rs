@@ -14,7 +14,6 @@ mod fence;
 mod properties;
 mod sink;
 mod subscription;
-mod tls;
 mod transport;
 mod unsettled;
 mod wire;
@@ -23,14 +22,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
 use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use postroom::{Sink, Subscription, Unavailable, redact_url};
 use serde::Deserialize;
 
+use crate::tls::{self, TlsFiles};
 use crate::{Broker, CheckFailed, OpenSinkError, OpenSubscriptionError, Section, SinkOptions, SubscriptionOptions};
-
-use tls::TlsFiles;
 
 pub use sink::RabbitmqSink;
 pub use subscription::{Binding, RabbitmqSubscription, RabbitmqSubscriptionOptions};
@@ -170,7 +169,7 @@ fn uri(url: &str) -> Result<(AMQPUri, TlsFiles), String> {
     if !url.starts_with("amqp://") && !url.starts_with("amqps://") {
         return Err(format!("url {shown} must begin with amqp:// or amqps://"));
     }
-    let (rest, files) = TlsFiles::taken_out_of(url)?;
+    let (rest, files) = TlsFiles::taken_out_of(url, "amqps://")?;
     // The client's own words may quote a password that is not percent-encoded.
     let mut uri: AMQPUri = rest.parse().map_err(|_| {
         format!(
@@ -215,7 +214,10 @@ async fn connect(url: &str, name: &str, unsettled_bytes_max: Option<u64>) -> Res
     let shown = || format!("RabbitMQ at {}", redact_url(url));
     let problem = |problem| Unavailable::new(shown(), problem);
     let (uri, files) = uri(url).map_err(problem)?;
-    let tls = files.read().map_err(problem)?;
+    let parts = files.read().map_err(problem)?;
+    let identity =
+        parts.identity.map(|(pem, key)| OwnedIdentity::PKCS8 { pem: pem.into_bytes(), key: key.into_bytes() });
+    let tls = OwnedTLSConfig { identity, cert_chain: parts.root };
     let frame_max = uri.query.frame_max.unwrap_or(fence::FRAME_MAX_DEFAULT);
     let limits = transport::Limits { frame_max, unsettled_bytes_max };
     let properties = ConnectionProperties::default().with_connection_name(name.into());

@@ -4,5 +4,7 @@
 
 mod in_process;
 mod lines;
+#[cfg(feature = "nats")]
+mod nats;
 #[cfg(feature = "rabbitmq")]
 mod rabbitmq;

@@ -1,6 +1,6 @@
 //! Real servers that belong to one test run.
 //!
-//! [`PostgresServer`], [`PgBouncer`], [`MysqlServer`] and [`RabbitServer`] are started from the Debian packages, each on a free loopback
+//! [`PostgresServer`], [`PgBouncer`], [`MysqlServer`] and [`RabbitServer`] are started from the Debian packages, [`NatsServer`] from a Python package, each on a free loopback
 //! port, with a data folder of its own. A server that already runs on the machine is neither used nor touched.
 //!
 //! Promise: a server that was started here ends when its value is dropped, and a little later when the whole process
@@ -11,6 +11,7 @@
 mod account;
 mod folder;
 mod mysql;
+mod nats;
 mod pgbouncer;
 pub mod ports;
 mod postgres;
@@ -22,6 +23,7 @@ mod tmpfs;
 mod wait;
 
 pub use mysql::{MYSQL_ROOT, MysqlServer};
+pub use nats::{NATS_PROGRAM, NatsServer};
 pub use pgbouncer::PgBouncer;
 pub use postgres::{POSTGRES_PROGRAMS, PostgresOptions, PostgresServer};
 pub use prometheus::{Prometheus, promtool};

@@ -5,19 +5,24 @@
 
 use std::path::{Path, PathBuf};
 
-use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
+#[cfg(feature = "nats")]
+use rustls::pki_types::pem::PemObject;
+#[cfg(feature = "nats")]
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+#[cfg(feature = "nats")]
+use rustls::{ClientConfig, RootCertStore};
 
 /// The files that a URL names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct TlsFiles {
+pub(crate) struct TlsFiles {
     root: Option<PathBuf>,
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
 }
 
 impl TlsFiles {
-    /// Takes them out of a URL. Returns the rest of it.
-    pub fn taken_out_of(url: &str) -> Result<(String, Self), String> {
+    /// Takes them out of a URL, which needs the scheme `secure` (such as `amqps://`) to name any. Returns the rest of it.
+    pub fn taken_out_of(url: &str, secure: &str) -> Result<(String, Self), String> {
         let mut files = Self::default();
         let after_user = url.rfind('@').unwrap_or_default();
         let Some(at) = url.get(after_user..).and_then(|rest| rest.find('?')).map(|at| after_user + at) else {
@@ -45,15 +50,15 @@ impl TlsFiles {
         if files.certificate.is_some() != files.key.is_some() {
             return Err("certfile and keyfile in url must be given together; one of them is missing".to_owned());
         }
-        if !url.starts_with("amqps://") && files != Self::default() {
-            return Err("cacertfile, certfile and keyfile in url require amqps://, but this is amqp://".to_owned());
+        if !url.starts_with(secure) && files != Self::default() {
+            return Err(format!("cacertfile, certfile and keyfile in url require {secure}, and this is not"));
         }
         let rest = rest.join("&");
         Ok((if rest.is_empty() { base.to_owned() } else { format!("{base}?{rest}") }, files))
     }
 
     /// Reads the files, each time anew: certificates are replaced while a relay runs.
-    pub fn read(&self) -> Result<OwnedTLSConfig, String> {
+    pub fn read(&self) -> Result<TlsParts, String> {
         let bytes = |name: &str, file: &Path| {
             std::fs::read(file).map_err(|error| format!("{name} {}: {error}", file.display()))
         };
@@ -66,20 +71,60 @@ impl TlsFiles {
                 Err(format!("{name} {}: the file has no {part} in PEM format", file.display()))
             }
         };
-        let cert_chain = self.root.as_deref().map(|file| pem("cacertfile", file, "CERTIFICATE")).transpose()?;
+        let root = self.root.as_deref().map(|file| pem("cacertfile", file, "CERTIFICATE")).transpose()?;
         let identity = match (&self.certificate, &self.key) {
-            (Some(certificate), Some(key)) => Some(OwnedIdentity::PKCS8 {
-                pem: pem("certfile", certificate, "CERTIFICATE")?.into_bytes(),
-                key: pem("keyfile", key, "PRIVATE KEY")?.into_bytes(),
-            }),
+            (Some(certificate), Some(key)) => {
+                Some((pem("certfile", certificate, "CERTIFICATE")?, pem("keyfile", key, "PRIVATE KEY")?))
+            }
             _ => None,
         };
-        Ok(OwnedTLSConfig { identity, cert_chain })
+        Ok(TlsParts { root, identity })
+    }
+}
+
+/// What the files say, in PEM.
+pub(crate) struct TlsParts {
+    /// The CA of one's own.
+    pub root: Option<String>,
+    /// A client's certificate, and the key of it.
+    pub identity: Option<(String, String)>,
+}
+
+#[cfg(feature = "nats")]
+impl TlsParts {
+    /// A client that verifies the server against the system's roots, or against the CA of one's own.
+    pub fn client(&self) -> Result<ClientConfig, String> {
+        let certificates = |name: &str, pem: &str| -> Result<Vec<CertificateDer<'static>>, String> {
+            let read: Result<_, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+            read.map_err(|error| format!("{name}: {error}"))
+        };
+        let mut roots = RootCertStore::empty();
+        match &self.root {
+            None => {
+                roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            }
+            Some(pem) => {
+                for certificate in certificates("cacertfile", pem)? {
+                    roots.add(certificate).map_err(|error| format!("cacertfile: {error}"))?;
+                }
+            }
+        }
+        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let builder = builder.map_err(|error| error.to_string())?.with_root_certificates(roots);
+        match &self.identity {
+            None => Ok(builder.with_no_client_auth()),
+            Some((certificate, key)) => {
+                let chain = certificates("certfile", certificate)?;
+                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| format!("keyfile: {error}"))?;
+                builder.with_client_auth_cert(chain, key).map_err(|error| format!("certfile and keyfile: {error}"))
+            }
+        }
     }
 }
 
 /// What to do about an error of the handshake, where a person can do something.
-pub(super) fn hint(error: &str) -> &'static str {
+pub(crate) fn hint(error: &str) -> &'static str {
     if error.contains("UnknownIssuer") || error.contains("BadSignature") {
         " (no CA that this machine trusts issued the broker's certificate; for your own CA add cacertfile=/path/to/ca.pem to the url)"
     } else if error.contains("NotValidForName") || error.contains("not valid for name") {
@@ -87,7 +132,7 @@ pub(super) fn hint(error: &str) -> &'static str {
     } else if error.contains("AlertReceived") || error.contains("received fatal alert") {
         " (the broker may require a client certificate: add certfile=… and keyfile=… to the url)"
     } else if error.contains("InvalidContentType") || error.contains("corrupt message") {
-        " (that port does not use TLS; amqps is usually on port 5671)"
+        " (that port does not use TLS; amqps is usually on port 5671, and NATS's own port has it if the server is told so)"
     } else {
         ""
     }
@@ -99,9 +144,11 @@ mod tests {
 
     #[test]
     fn files_are_taken_out_of_the_url_and_the_rest_stays() {
-        let (rest, files) =
-            TlsFiles::taken_out_of("amqps://u:p@mq/%2f?heartbeat=9&cacertfile=%2Fca%20x.pem&verify=verify_peer")
-                .unwrap();
+        let (rest, files) = TlsFiles::taken_out_of(
+            "amqps://u:p@mq/%2f?heartbeat=9&cacertfile=%2Fca%20x.pem&verify=verify_peer",
+            "amqps://",
+        )
+        .unwrap();
         assert_eq!(rest, "amqps://u:p@mq/%2f?heartbeat=9");
         assert_eq!(files.root.as_deref(), Some(Path::new("/ca x.pem")));
         for (url, problem) in [
@@ -109,7 +156,7 @@ mod tests {
             ("amqps://mq/?certfile=x", "one of them is missing"),
             ("amqp://mq/?cacertfile=x", "require amqps://"),
         ] {
-            let error = TlsFiles::taken_out_of(url).unwrap_err();
+            let error = TlsFiles::taken_out_of(url, "amqps://").unwrap_err();
             assert!(error.contains(problem), "{error}");
         }
     }
