@@ -43,18 +43,20 @@ const SUITES: &[(&str, &str, &str)] = &[
     ("consumer_store_sqlx_08", "receiving end", "sqlx 0.8"),
     ("sink", "publishing", "relay"),
     ("subscription", "receiving", "inboxes, consumers"),
+    ("work_queue", "receiving", "the same, of a work queue"),
 ];
 
-const BROKERS: &[(&str, &str)] =
-    &[("rabbitmq", "RabbitMQ 3.10"), ("lines", "file, standard output"), ("in_process", "in-process broker")];
+const BROKERS: &[(&str, &str)] = &[
+    ("rabbitmq", "RabbitMQ 3.10"),
+    ("nats", "NATS 2.15"),
+    ("lines", "file, standard output"),
+    ("in_process", "in-process broker"),
+];
 
 /// What cannot be run at all, because it does not exist.
 const MISSING: &[(&str, &str)] = &[
     ("SQL Server", "there is no store for it"),
-    (
-        "Kafka, NATS JetStream, AMQP 1.0, Redis Streams, MQTT, HTTP, SQS, SMTP",
-        "there is no sink and no subscription for them",
-    ),
+    ("Kafka, AMQP 1.0, Redis Streams, MQTT, HTTP, SQS, SMTP", "there is no sink and no subscription for them"),
 ];
 
 /// Cases of one suite on one server.

@@ -25,10 +25,10 @@ use super::protocol::{self, Inbound};
 use super::{Opened, headers, subject};
 use crate::OpenSubscriptionError;
 
-/// A request for messages is made anew after so long.
-const PULL_EXPIRES: Duration = Duration::from_secs(30);
+/// A request for messages is made anew after so long; a process that hangs keeps its place for as long.
+const PULL_EXPIRES: Duration = Duration::from_secs(10);
 /// And it is lost if the server has not said by then that its time is over.
-const PULL_LOST: Duration = Duration::from_secs(45);
+const PULL_LOST: Duration = Duration::from_secs(20);
 /// After so long without an ack the server hands a message out again.
 const ACK_WAIT: Duration = Duration::from_secs(60);
 /// So often it is told that all of them are being worked on.

@@ -13,6 +13,7 @@ mod example;
 mod fillers;
 mod fleet;
 mod intake;
+mod jetstream;
 mod many;
 mod metrics;
 mod operations;

@@ -35,11 +35,19 @@ impl NatsServer {
     /// # Errors
     /// When `POSTROOM_TEST_NATS_SERVER` does not name the program, or it does not answer within 60 s.
     pub fn start(dir: &Path, further: &str) -> io::Result<Self> {
+        Self::start_with_storage(dir, "", further)
+    }
+
+    /// The same, with further lines about the storage of JetStream.
+    ///
+    /// # Errors
+    /// As for `start`.
+    pub fn start_with_storage(dir: &Path, storage: &str, further: &str) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         let dir = fs::canonicalize(dir)?;
         let (port, monitoring_port) = (ports::free()?, ports::free()?);
         let config = format!(
-            "listen: 127.0.0.1:{port}\nhttp: 127.0.0.1:{monitoring_port}\njetstream {{ store_dir: {:?}, max_file: 4G }}\n{further}\n",
+            "listen: 127.0.0.1:{port}\nhttp: 127.0.0.1:{monitoring_port}\njetstream {{ store_dir: {:?}, max_file: 4G\n{storage} }}\n{further}\n",
             dir.join("data").display().to_string()
         );
         fs::write(dir.join("nats.conf"), config)?;
