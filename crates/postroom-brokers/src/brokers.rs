@@ -60,6 +60,11 @@ pub trait SinkOptions: Debug + Send + Sync {
     /// Looks whether messages could be sent with these options, and changes nothing; returns what was found.
     async fn check(&self) -> Result<String, CheckFailed>;
 
+    /// A name for what the sink creates where it is missing, by which a subscription finds it; none: nothing that could be received from.
+    fn makes(&self) -> Option<String> {
+        None
+    }
+
     /// Settings of the broker that lose what it has confirmed, or that cannot be seen, each with what to do. Changes nothing.
     async fn hazards(&self) -> Result<Vec<Hazard>, CheckFailed> {
         Ok(Vec::new())
@@ -91,8 +96,9 @@ pub trait SubscriptionOptions: Debug + Send + Sync {
     /// What it is, with secrets redacted.
     fn shown(&self) -> String;
 
-    /// Looks whether messages could be received with these options, and changes nothing; returns what was found.
-    async fn check(&self) -> Result<String, CheckFailed>;
+    /// Looks whether messages could be received with these options, and changes nothing; returns what was found. What is missing and
+    /// [made](SinkOptions::makes) by a sink beside it is no failure.
+    async fn check(&self, made: &[String]) -> Result<String, CheckFailed>;
 }
 
 /// Why messages could not be sent or received, and what to do.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use postroom::{
     Answer, Arrival, Batch, Bound, FailureKind, Message, Received, Sink, Subscription, Unavailable, Verdict,
 };
-use postroom_brokers::SinkOptions;
-use postroom_brokers::nats::{NatsOptions, NatsSink, NatsSubscription, NatsSubscriptionOptions};
+use postroom_brokers::nats::{Begin, NatsOptions, NatsSink, NatsSubscription, NatsSubscriptionOptions};
+use postroom_brokers::{SinkOptions, SubscriptionOptions};
 use postroom_testkit::authority::Authority;
 use postroom_testkit::nats::{AuditStream, publish_raw};
 use postroom_testkit::services::NatsServer;
@@ -171,14 +171,17 @@ async fn the_permissions_in_the_document_are_enough_and_another_prefix_of_inboxe
     options.check().await.unwrap();
     let mut options = NatsSubscriptionOptions::new(url("filler"), STREAM, "billing");
     options.inbox_prefix = "mine".to_owned();
-    for _ in 0..2 {
+    for count in [2, 1] {
         let subscription = NatsSubscription::new(options.clone()).unwrap();
         while subscription.connect().await.is_err() {
             tokio::task::yield_now().await;
         }
-        let received = next(&subscription, 2).await;
-        subscription.settle(&[(received[0].receipt, Answer::Requeue)]).await.unwrap();
+        let received = next(&subscription, count).await;
+        subscription.settle(&[(received[count - 1].receipt, Answer::Requeue)]).await.unwrap();
         next(&subscription, 1).await;
+        if count == 2 {
+            subscription.settle(&[(received[0].receipt, Answer::Ack)]).await.unwrap();
+        }
         subscription.close().await;
     }
 }
@@ -187,12 +190,16 @@ async fn the_permissions_in_the_document_are_enough_and_another_prefix_of_inboxe
 async fn a_stream_is_made_where_its_subjects_are_given_and_told_of_where_not() {
     let server = server("").await;
     let missing = NatsOptions::new(server.url(), STREAM);
+    let inbox = NatsSubscriptionOptions::new(server.url(), STREAM, "billing");
+    assert!(SubscriptionOptions::check(&inbox, &[]).await.is_err());
     assert!(missing.check().await.unwrap_err().advice.contains("nats stream add ORDERS"));
     let error = NatsSink::new(missing).unwrap().publish(&Batch::new([message("orders.a")])).await.unwrap_err();
     assert!(told(&error).contains("nats stream add ORDERS"), "{}", told(&error));
     let mut options = NatsOptions::new(server.url(), STREAM);
     options.subjects = vec!["orders.>".to_owned()];
     options.subject = "orders.{topic}.{key}".to_owned();
+    let made = options.makes().unwrap();
+    assert!(SubscriptionOptions::check(&inbox, &[made]).await.unwrap().contains("a route is going to create it"));
     let sink = NatsSink::new(options.clone()).unwrap();
     let keyless = Message::new("orders", "order.placed", "x");
     let verdicts = published(&sink, &[message("ignored"), keyless]).await;
@@ -207,14 +214,14 @@ async fn a_stream_is_made_where_its_subjects_are_given_and_told_of_where_not() {
 #[tokio::test]
 async fn settings_that_lose_what_was_confirmed_are_found() {
     let lazy = server("").await;
-    let settings = json!({ "storage": "memory", "max_msgs": 10, "discard": "old" });
+    let settings = json!({ "storage": "memory", "max_msgs": 10, "discard": "old", "max_msgs_per_subject": 1 });
     stream(&lazy, settings).await;
     let mut options = NatsOptions::new(lazy.url(), STREAM);
     options.monitoring_url = Some(lazy.monitoring_url());
     let hazards = options.hazards().await.unwrap();
     let problems: Vec<&str> = hazards.iter().map(|hazard| hazard.problem.as_str()).collect();
-    assert!(hazards.len() == 3 && hazards.iter().all(|hazard| hazard.is_known), "{hazards:?}");
-    for (problem, part) in problems.iter().zip(["in memory", "throws away", "every 120 s"]) {
+    assert!(hazards.len() == 4 && hazards.iter().all(|hazard| hazard.is_known), "{hazards:?}");
+    for (problem, part) in problems.iter().zip(["in memory", "throws away", "newest 1 messages", "every 120 s"]) {
         assert!(problem.contains(part), "{problem}");
     }
     let careful = NatsServer::start_with_storage(&scratch("nats"), "sync_interval: always", "").unwrap();
@@ -341,6 +348,75 @@ async fn one_receives_at_a_time_and_the_next_begins_behind_what_was_acked() {
     let bound = Bound { messages: 1, bytes: usize::MAX };
     let gone = second.receive(bound).await.unwrap_err();
     assert!(told(&gone).contains("deleted"), "{}", told(&gone));
+}
+
+/// A power failure or a restored backup takes the end of a stream back, and its consumers stay as they were. Here the consumer is put back
+/// as it was, on a stream that was made anew.
+#[tokio::test]
+async fn a_stream_that_went_back_is_received_again_from_where_the_consumer_once_began() {
+    for new in [3, 12] {
+        let server = server("").await;
+        let audit = stream(&server, json!({})).await;
+        let sink = NatsSink::new(NatsOptions::new(server.url(), STREAM)).unwrap();
+        let old: Vec<Message> = (0..10).map(|_| message("orders.a")).collect();
+        published(&sink, &old).await;
+        let first = subscription(&server);
+        let received = next(&first, 10).await;
+        first.settle(&received.iter().map(|one| (one.receipt, Answer::Ack)).collect::<Vec<_>>()).await.unwrap();
+        first.close().await;
+        let second = subscription(&server);
+        while second.connect().await.is_err() {
+            tokio::task::yield_now().await;
+        }
+        second.close().await;
+        drop(second);
+        let config = audit.asked("CONSUMER.INFO.ORDERS.billing_2", Value::Null).await["config"].clone();
+        assert_eq!(config["opt_start_seq"], 11, "{config}");
+        audit.asked("STREAM.DELETE.ORDERS", Value::Null).await;
+        stream(&server, json!({})).await;
+        audit.asked("CONSUMER.CREATE.ORDERS.billing_2", json!({ "stream_name": STREAM, "config": config })).await;
+        let sent: Vec<Message> = (0..new).map(|_| message("orders.a")).collect();
+        published(&sink, &sent).await;
+        let third = subscription(&server);
+        let ids: Vec<_> = next(&third, new).await.iter().map(|one| one.id.unwrap()).collect();
+        assert_eq!(ids, sent.iter().map(|message| message.id).collect::<Vec<_>>(), "I1");
+    }
+}
+
+#[tokio::test]
+async fn a_consumer_of_somebody_else_is_neither_continued_nor_deleted() {
+    let server = server("").await;
+    let audit = stream(&server, json!({})).await;
+    let config = json!({ "durable_name": "billing_4", "ack_policy": "explicit", "description": "a foreign app" });
+    audit.asked("CONSUMER.CREATE.ORDERS.billing_4", json!({ "stream_name": STREAM, "config": config })).await;
+    let refused = subscription(&server).connect().await.unwrap_err();
+    assert!(told(&refused).contains("is not postroom's"), "{}", told(&refused));
+    let options = NatsSubscriptionOptions::new(server.url(), STREAM, "billing");
+    let checked = SubscriptionOptions::check(&options, &[]).await.unwrap_err();
+    assert!(checked.advice.contains("another consumer"), "{checked:?}");
+    let names = audit.asked("CONSUMER.NAMES.ORDERS", json!({})).await;
+    assert_eq!(names["consumers"], json!(["billing_4"]));
+}
+
+#[tokio::test]
+async fn a_consumer_that_begins_with_what_is_new_gets_nothing_older_and_everything_since() {
+    let server = server("").await;
+    stream(&server, json!({})).await;
+    let sink = NatsSink::new(NatsOptions::new(server.url(), STREAM)).unwrap();
+    published(&sink, &[message("orders.a"), message("orders.a")]).await;
+    let mut options = NatsSubscriptionOptions::new(server.url(), STREAM, "billing");
+    options.begin = Begin::New;
+    let first = NatsSubscription::new(options.clone()).unwrap();
+    first.connect().await.unwrap();
+    first.close().await;
+    let sent = [message("orders.b"), message("orders.c")];
+    published(&sink, &sent).await;
+    let second = NatsSubscription::new(options).unwrap();
+    while second.connect().await.is_err() {
+        tokio::task::yield_now().await;
+    }
+    let ids: Vec<_> = next(&second, 2).await.iter().map(|one| one.id.unwrap()).collect();
+    assert_eq!(ids, [sent[0].id, sent[1].id]);
 }
 
 #[tokio::test]

@@ -17,6 +17,11 @@ use crate::stores;
 /// A broker that has not answered within this time counts as unreachable.
 pub const ANSWERS_WITHIN: Duration = Duration::from_secs(15);
 
+/// What the sinks of a configuration create where it is missing.
+pub fn made(config: &Config) -> Vec<String> {
+    config.routes.iter().filter_map(|routed| routed.sink.makes()).collect()
+}
+
 /// What one part of the configuration needs.
 #[derive(serde::Serialize)]
 struct Checked {
@@ -64,9 +69,10 @@ pub async fn check(args: &ConfigArgs, json: bool) -> Result<(), Failure> {
         let part = || format!("route {}, sink {}", route.name, sink.shown());
         found(part(), answered(sink.check()).await);
     }
+    let made = made(&config);
     for inbox in &config.inboxes {
         let part = format!("inbox {}, {}", inbox.consumer, inbox.from.shown());
-        found(part, answered(inbox.from.check()).await);
+        found(part, answered(inbox.from.check(&made)).await);
     }
     for options in &config.reconcile {
         for consumer in &options.consumers {

@@ -7,7 +7,7 @@ use postroom_brokers::{Hazard, SinkOptions};
 use serde::Serialize;
 
 use crate::StoreArgs;
-use crate::check::{ANSWERS_WITHIN, answered};
+use crate::check::{ANSWERS_WITHIN, answered, made};
 use crate::config::{self, Config};
 use crate::doctor_tables;
 use crate::exit::{self, Failure};
@@ -214,8 +214,9 @@ async fn of_brokers(config: &Config) -> Vec<(String, Diagnosis)> {
             found.extend(hazards(&*routed.sink).await.into_iter().map(|diagnosis| (part(), diagnosis)));
         }
     }
+    let made = made(config);
     for inbox in &config.inboxes {
-        let finding = answered(inbox.from.check()).await;
+        let finding = answered(inbox.from.check(&made)).await;
         found.push((format!("inbox {}", inbox.consumer), of_finding("inbox-source", finding)));
     }
     found

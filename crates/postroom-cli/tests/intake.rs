@@ -1,5 +1,5 @@
 //! Four processes take rows of tables that applications had before, relay them, and die all the time; the independent judge looks at what
-//! the broker has, and every row says in the end that it was sent. On PostgreSQL, and on MariaDB, where the server dies too.
+//! the broker has, and every row says in the end that it was sent. About a tenth of what is published is refused for a while. On PostgreSQL, and on MariaDB, where the server dies too.
 
 // The length of a pause is the fault itself; everything else waits for signals.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use mysql_async::prelude::Queryable;
@@ -91,6 +91,19 @@ async fn write(url: String, seed: u64, committed: Arc<AtomicUsize>) {
     }
 }
 
+/// A tenth of the time no queue takes the messages, so that about as many of them fail and are tried again.
+async fn refuse(audit: Arc<AuditQueue>, exchange: String, mut chance: Chance, over: Arc<AtomicBool>) {
+    while !over.load(Ordering::Relaxed) {
+        tokio::time::sleep(Duration::from_millis(180 + chance.below(180))).await;
+        audit.is_bound(&exchange, "orders.#", false).await;
+        tokio::time::sleep(Duration::from_millis(15 + chance.below(30))).await;
+        audit.is_bound(&exchange, "orders.#", true).await;
+    }
+}
+
+/// A short patience, so that the test is.
+const RETRY: &str = "[routes.retry]\nbase = 1.0\ncap = \"1s\"\njitter = \"100ms\"\nattempts_max = 1000\n";
+
 fn deed() -> Deed {
     Deed { actor: "intake".to_owned(), reason: "a test".to_owned() }
 }
@@ -146,13 +159,13 @@ async fn rows_of_tables_that_exist_are_sent_in_order_and_marked_whoever_dies() {
         .await
         .unwrap();
     let exchange = format!("i-{}", surroundings::unique());
-    let audit = AuditQueue::bound(&rabbit, &exchange, "orders.#").await;
+    let audit = Arc::new(AuditQueue::bound(&rabbit, &exchange, "orders.#").await);
     let config = dir.join("postroom.toml");
     let text = format!(
         "[store]\nurl = {url:?}\n\
          [relay]\nin_flight_max = {IN_FLIGHT}\nlease = \"1s\"\npoll_idle = \"50ms\"\n\
          [[routes]]\nname = \"orders\"\ntopics = [\"orders\"]\n\
-         [routes.sink]\nkind = \"rabbitmq\"\nurl = {rabbit:?}\nexchange = {exchange:?}\n\
+         {RETRY}[routes.sink]\nkind = \"rabbitmq\"\nurl = {rabbit:?}\nexchange = {exchange:?}\n\
          [[intake]]\nname = \"shop\"\npreset = \"status-codes\"\nevery = \"50ms\"\n\
          [[intake]]\nname = \"billing\"\npreset = \"processed-on\"\ntable = \"billing.outbox_messages\"\nevery = \"50ms\"\n\
          [intake.message]\nkey = \"${{content:/Key}}\"\nrouting_key = \"orders.billed\"\n"
@@ -170,12 +183,18 @@ async fn rows_of_tables_that_exist_are_sent_in_order_and_marked_whoever_dies() {
     let committed = Arc::new(AtomicUsize::new(0));
     let writers: Vec<_> =
         (0..6).map(|writer| tokio::spawn(write(url.clone(), seed + writer, committed.clone()))).collect();
+    let over = Arc::new(AtomicBool::new(false));
+    let refusing = tokio::spawn(refuse(audit.clone(), exchange.clone(), Chance::new(seed), over.clone()));
+    let failed = AtomicUsize::new(0);
     let store = postroom_postgres::Database::new(&url).unwrap();
     let operator = tokio::spawn(operate(store.clone(), Chance::new(seed)));
     let mut chance = Chance::new(seed ^ 7);
     for fault in 0..FAULTS {
         let from = MESSAGES * fault / (FAULTS + 1);
         until("writers have written more", &log, async || committed.load(Ordering::Relaxed) > from).await;
+        let waiting = "select count(*) from postroom.parked where attempts > 0";
+        let waiting: i64 = client.query_one(waiting, &[]).await.unwrap().get(0);
+        failed.fetch_max(waiting as usize, Ordering::Relaxed);
         let index = chance.below(processes.len() as u64) as usize;
         if fault == 3 {
             processes[index].signal("STOP");
@@ -190,6 +209,9 @@ async fn rows_of_tables_that_exist_are_sent_in_order_and_marked_whoever_dies() {
         tokio::time::timeout(STUCK, writer).await.unwrap().unwrap();
     }
     operator.abort();
+    over.store(true, Ordering::Relaxed);
+    refusing.await.unwrap();
+    assert!(failed.load(Ordering::Relaxed) > 0, "some were refused");
     for key in store.waiting_keys(Side::Out, None, 10_000).await.unwrap() {
         if key.waits_for == WaitsFor::Parked {
             store.act_on_key(&key.route, &key.key, KeyDeed::Unpark, &deed()).await.unwrap();
@@ -286,13 +308,13 @@ async fn tasks_on_mariadb_are_sent_in_order_and_marked_whoever_dies() {
         shop.exec_drop("insert into numbers (k) values (?)", (format!("key-{key}"),)).await.unwrap();
     }
     let exchange = format!("t-{}", surroundings::unique());
-    let audit = AuditQueue::bound(&rabbit, &exchange, "orders.#").await;
+    let audit = Arc::new(AuditQueue::bound(&rabbit, &exchange, "orders.#").await);
     let config = dir.join("postroom.toml");
     let text = format!(
         "[store]\nurl = {url:?}\n\
          [relay]\nin_flight_max = {IN_FLIGHT}\nlease = \"1s\"\npoll_idle = \"50ms\"\n\
          [[routes]]\nname = \"orders\"\ntopics = [\"orders\"]\n\
-         [routes.sink]\nkind = \"rabbitmq\"\nurl = {rabbit:?}\nexchange = {exchange:?}\n\
+         {RETRY}[routes.sink]\nkind = \"rabbitmq\"\nurl = {rabbit:?}\nexchange = {exchange:?}\n\
          [[intake]]\nname = \"tasks\"\npreset = \"task-states\"\nevery = \"50ms\"\n"
     );
     std::fs::write(&config, text).unwrap();
@@ -303,6 +325,8 @@ async fn tasks_on_mariadb_are_sent_in_order_and_marked_whoever_dies() {
     let committed = Arc::new(AtomicUsize::new(0));
     let writers: Vec<_> =
         (0..4).map(|writer| tokio::spawn(write_tasks(url.clone(), seed + writer, committed.clone()))).collect();
+    let over = Arc::new(AtomicBool::new(false));
+    let refusing = tokio::spawn(refuse(audit.clone(), exchange.clone(), Chance::new(seed), over.clone()));
     let mut chance = Chance::new(seed ^ 7);
     for fault in 0..FAULTS {
         let from = MESSAGES * fault / (FAULTS + 1);
@@ -318,6 +342,8 @@ async fn tasks_on_mariadb_are_sent_in_order_and_marked_whoever_dies() {
     for writer in writers {
         tokio::time::timeout(STUCK, writer).await.unwrap().unwrap();
     }
+    over.store(true, Ordering::Relaxed);
+    refusing.await.unwrap();
     let unsent =
         "select (select count(*) from task where state <> 'completed') + (select count(*) from postroom_intake_rows)";
     until("every task is completed", &log, async || {

@@ -129,6 +129,21 @@ impl AuditQueue {
         Self { url: url.to_owned(), name }
     }
 
+    /// Takes away one of its bindings, or brings it back: meanwhile what it would get is unroutable.
+    ///
+    /// # Panics
+    /// If the broker cannot be reached.
+    pub async fn is_bound(&self, exchange: &str, routing_key: &str, bound: bool) {
+        let (_connection, channel) = open(&self.url).await;
+        let (queue, exchange, key) = (self.name.as_str().into(), exchange.into(), routing_key.into());
+        if bound {
+            let options = QueueBindOptions::default();
+            channel.queue_bind(queue, exchange, key, options, FieldTable::default()).await.expect("bind the queue");
+        } else {
+            channel.queue_unbind(queue, exchange, key, FieldTable::default()).await.expect("unbind the queue");
+        }
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name

@@ -22,11 +22,20 @@ const OPEN: &[&str] = &[
     "target_session_attrs",
 ];
 
+/// Schemes of URLs in which what stands before the host without a password is a name. Elsewhere it may be a token.
+const NAMES_USERS: &[&str] = &["amqp", "amqps", "mysql", "postgres", "postgresql"];
+
 /// The URL without its password, and without what may be one: values of a query that are not known to be harmless, a port that is no
 /// number, everything of a URL of which nobody can tell where the password ends.
 pub fn redact_url(url: &str) -> String {
     // What our own advice says.
-    if url.ends_with("://USER:PASSWORD@HOST:PORT/DATABASE") || url.ends_with("://USER:PASSWORD@HOST:PORT/VHOST") {
+    const ADVICE: &[&str] = &[
+        "USER:PASSWORD@HOST:PORT/DATABASE",
+        "USER:PASSWORD@HOST:PORT/VHOST",
+        "USER:PASSWORD@HOST:PORT",
+        "TOKEN@HOST:PORT",
+    ];
+    if url.split_once("://").is_some_and(|(_, rest)| ADVICE.contains(&rest)) {
         return url.to_owned();
     }
     let Some((scheme, rest)) = url.split_once("://") else {
@@ -51,7 +60,8 @@ pub fn redact_url(url: &str) -> String {
         Some(Ok((user, _))) => format!("{user}:***@"),
         // Without the colon a password would be a part of the name.
         Some(Err(user)) if !user.chars().all(|c| c.is_alphanumeric() || "_.-".contains(c)) => "***@".to_owned(),
-        Some(Err(user)) => format!("{user}@"),
+        Some(Err(user)) if NAMES_USERS.contains(&scheme) => format!("{user}@"),
+        Some(Err(_)) => "***@".to_owned(),
         None => String::new(),
     };
     let hosts: Vec<String> = hosts.split(',').map(redact_host).collect();
@@ -130,6 +140,7 @@ mod tests {
             ("amqp//guest:s3cret@mq/x", "(redacted)"),
             ("guest:s3@cret@mq:5672", "(redacted)"),
             ("postgres://app@db/shop", "postgres://app@db/shop"),
+            ("other://t0ken@host:1", "other://***@host:1"),
             ("postgres://app:s3/cr?et@db/shop?a=b", "postgres://(redacted)"),
         ];
         for (url, shown) in cases {

@@ -152,6 +152,7 @@ mod tests {
         let at: Vec<(&str, u16, bool)> = all.iter().map(|a| (a.host.as_str(), a.port, a.tls_required)).collect();
         assert_eq!(at, [("mq", 4333, false), ("::1", PORT, true), ("mq", PORT, false)]);
         assert!(all[0].login == Login::Password("u".to_owned(), "p@".to_owned()));
+        assert_eq!(shown("nats://t0k@mq,tls://u:p@mq"), "nats://***@mq,tls://u:***@mq");
         assert!(all[1].login == Login::Token("tok".to_owned()) && all[1].is_here());
         for url in
             ["amqp://u:secret@mq", "nats://u:secret@mq:x", "nats://u:secret@", "nats://u:secret@mq/?a", "mq:4222"]

@@ -6,8 +6,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
+use super::address::Address;
 use super::connection::Connection;
 use super::jetstream::{ApiError, JetStream, StreamInfo, Unanswered};
+use super::subscription::NotOurs;
 use super::{NatsOptions, NatsSubscriptionOptions, Opened};
 use crate::{CheckFailed, Hazard};
 
@@ -63,6 +65,15 @@ pub(super) async fn hazards(options: &NatsOptions) -> Result<Vec<Hazard>, CheckF
         let advice = "nats stream edit --discard=new, so that a full stream refuses what is new and postroom waits, or remove the limit";
         hazard(true, format!("stream {name:?} throws away its oldest messages when it is full, read or not"), advice);
     }
+    if config.max_msgs_per_subject > 0 && !config.discard_new_per_subject && config.retention == "limits" {
+        let advice = "remove max_msgs_per_subject, or set discard_new_per_subject with --discard=new";
+        let most = config.max_msgs_per_subject;
+        hazard(
+            true,
+            format!("stream {name:?} keeps only the newest {most} messages of each subject, read or not"),
+            advice,
+        );
+    }
     if config.num_replicas <= 1 {
         let advice = "set `jetstream { sync_interval: always }`, or give the stream three replicas on machines that do not fail together";
         match &options.monitoring_url {
@@ -99,23 +110,31 @@ pub(super) async fn hazards(options: &NatsOptions) -> Result<Vec<Hazard>, CheckF
 }
 
 /// What a subscription receives from.
-pub(super) async fn of_subscription(options: &NatsSubscriptionOptions) -> Result<String, CheckFailed> {
+pub(super) async fn of_subscription(options: &NatsSubscriptionOptions, made: &[String]) -> Result<String, CheckFailed> {
     let opened = options.opened().map_err(unusable)?;
     let connection = connected(&opened).await?;
-    let found = stream(&connection, &opened, &options.stream).await?;
-    let found = found.ok_or_else(|| missing(&options.stream))?;
+    let Some(found) = stream(&connection, &opened, &options.stream).await? else {
+        let name = &options.stream;
+        return if made.contains(&name_of(&options.url, options.domain.as_deref(), name)) {
+            Ok(told(&connection, &format!("stream {name:?} does not exist yet; a route is going to create it")))
+        } else {
+            Err(missing(name))
+        };
+    };
     confirms(&found, &options.stream)?;
     let jetstream = JetStream { connection: &connection, api: &opened.api, by: Instant::now() + ANSWERS_WITHIN };
-    let sessions = options.sessions_in(jetstream.consumers(&options.stream).await.map_err(refused)?);
+    let sessions = options.sessions(&jetstream).await.map_err(|error| match error {
+        NotOurs::Unanswered(error) => refused(error),
+        NotOurs::Foreign(problem) => {
+            CheckFailed { problem, advice: "name another consumer in the configuration".to_owned() }
+        }
+    })?;
     let consumer = match sessions.last() {
         None => format!("consumer {:?} does not exist yet and will be created", options.consumer),
-        Some((_, name)) => match jetstream.consumer(&options.stream, name).await.map_err(refused)? {
-            None => format!("consumer {name:?} has just been deleted"),
-            Some(consumer) => format!(
-                "consumer {name:?} has {} messages before it and {} that are not acked",
-                consumer.num_pending, consumer.num_ack_pending
-            ),
-        },
+        Some((_, consumer)) => format!(
+            "consumer {:?} has {} messages before it and {} that are not acked",
+            consumer.name, consumer.num_pending, consumer.num_ack_pending
+        ),
     };
     Ok(told(&connection, &format!("{}; {consumer}", shown(&found))))
 }
@@ -134,6 +153,13 @@ async fn stream(connection: &Connection, opened: &Opened, name: &str) -> Result<
         Err(Unanswered::Refused(error)) if error.err_code == ApiError::STREAM_NOT_FOUND => Ok(None),
         other => other.map(Some).map_err(refused),
     }
+}
+
+/// What tells a stream from others.
+pub(super) fn name_of(url: &str, domain: Option<&str>, stream: &str) -> String {
+    let addresses = Address::all(url).unwrap_or_default();
+    let at: Vec<String> = addresses.iter().map(|address| format!("{}:{}", address.host, address.port)).collect();
+    format!("stream {stream:?} of domain {domain:?} at {}", at.join(","))
 }
 
 fn unusable(problem: String) -> CheckFailed {

@@ -60,7 +60,8 @@ pub(super) fn received(inbound: Inbound) -> (Option<MessageId>, Message) {
         && let Ok(others) = serde_json::from_str::<BTreeMap<String, String>>(&found[at].1)
     {
         found.remove(at);
-        found.extend(others);
+        // What means something to the server is never in there.
+        found.extend(others.into_iter().filter(|(name, _)| !is_the_servers(name)));
     }
     let (mut id, mut kind, mut content_type, mut occurred_at) = (None, None, None, None);
     let mut rest = Vec::with_capacity(found.len());
@@ -74,7 +75,7 @@ pub(super) fn received(inbound: Inbound) -> (Option<MessageId>, Message) {
                 occurred_at = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
             }
             // The server's own.
-            _ if name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("nats-")) => {}
+            _ if is_the_servers(name) => {}
             _ => rest.push((name.as_str(), of_wire(name, value))),
         }
     }
@@ -96,6 +97,10 @@ pub(super) fn received(inbound: Inbound) -> (Option<MessageId>, Message) {
         payload: inbound.payload,
     };
     (id, message)
+}
+
+fn is_the_servers(name: &str) -> bool {
+    name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("nats-"))
 }
 
 /// The one column that is a number is digits on the wire.

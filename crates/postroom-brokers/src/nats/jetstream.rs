@@ -82,6 +82,8 @@ pub(super) struct StreamConfig {
     /// Nanoseconds for which the server remembers message ids.
     pub duplicate_window: u64,
     pub no_ack: bool,
+    pub max_msgs_per_subject: i64,
+    pub discard_new_per_subject: bool,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -114,7 +116,6 @@ pub(super) struct ConsumerInfo {
 #[serde(default)]
 pub(super) struct ConsumerConfig {
     pub description: Option<String>,
-    pub opt_start_seq: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]

@@ -35,7 +35,7 @@ use address::{Address, Credentials};
 use connection::{Client, Connection};
 
 pub use sink::NatsSink;
-pub use subscription::{NatsSubscription, NatsSubscriptionOptions};
+pub use subscription::{Begin, NatsSubscription, NatsSubscriptionOptions};
 
 /// `[routes.sink]` with `kind = "nats"`.
 #[derive(Clone, Deserialize)]
@@ -115,7 +115,10 @@ fn default_deadline() -> u64 {
 pub const BROKER: Broker = Broker {
     kind: "nats",
     about: "NATS JetStream: confirmed publishing with message ids to a stream, acked receiving from it",
-    sink: Some(Section::sink::<NatsOptions>("kind = \"nats\"\nurl = \"nats://localhost:4222\"\nstream = \"ORDERS\"\n")),
+    sink: Some(Section::sink::<NatsOptions>(
+        "kind = \"nats\"\nurl = \"nats://localhost:4222\"\nstream = \"ORDERS\"\n\
+         subjects = [\"orders.>\"]\nsubject = \"orders.{type}\"\n",
+    )),
     subscription: Some(Section::subscription::<NatsSubscriptionOptions>(
         "kind = \"nats\"\nurl = \"nats://localhost:4222\"\nstream = \"ORDERS\"\nconsumer = \"billing\"\n",
     )),
@@ -135,6 +138,10 @@ impl SinkOptions for NatsOptions {
 
     async fn check(&self) -> Result<String, CheckFailed> {
         check::of_sink(self).await
+    }
+
+    fn makes(&self) -> Option<String> {
+        (!self.subjects.is_empty()).then(|| check::name_of(&self.url, self.domain.as_deref(), &self.stream))
     }
 
     async fn hazards(&self) -> Result<Vec<Hazard>, CheckFailed> {
@@ -158,8 +165,8 @@ impl SubscriptionOptions for NatsSubscriptionOptions {
         format!("consumer {:?} of stream {:?} of nats {}", self.consumer, self.stream, address::shown(&self.url))
     }
 
-    async fn check(&self) -> Result<String, CheckFailed> {
-        check::of_subscription(self).await
+    async fn check(&self, made: &[String]) -> Result<String, CheckFailed> {
+        check::of_subscription(self, made).await
     }
 }
 

@@ -134,13 +134,71 @@ impl NatsSubscriptionOptions {
         Opened::of(&self.url, self.credentials_file.as_ref(), domain_and_inbox, "{routing_key}")
     }
 
-    /// The sessions of this consumer, by what they are called at the server, the newest last.
-    pub(super) fn sessions_in(&self, names: Vec<String>) -> Vec<(u64, String)> {
+    /// The sessions of this consumer that the server still has, the newest last.
+    pub(super) async fn sessions(&self, jetstream: &JetStream<'_>) -> Result<Vec<(u64, ConsumerInfo)>, NotOurs> {
+        let mut sessions = Vec::new();
+        for (number, name) in self.numbered(jetstream.consumers(&self.stream).await?) {
+            let Some(consumer) = jetstream.consumer(&self.stream, &name).await? else { continue };
+            if consumer.config.description.as_deref().and_then(Past::read).is_none() {
+                let problem = format!(
+                    "consumer {name:?} of stream {:?} is not postroom's, and is named like one of consumer {:?}",
+                    self.stream, self.consumer
+                );
+                return Err(NotOurs::Foreign(problem));
+            }
+            sessions.push((number, consumer));
+        }
+        Ok(sessions)
+    }
+
+    /// Names that a session of this consumer may have, by their numbers.
+    fn numbered(&self, names: Vec<String>) -> Vec<(u64, String)> {
         let number = |name: &str| name.strip_prefix(&self.consumer)?.strip_prefix('_')?.parse().ok();
-        let mut sessions: Vec<(u64, String)> =
+        let mut numbered: Vec<(u64, String)> =
             names.into_iter().filter_map(|name| Some((number(&name)?, name))).collect();
-        sessions.sort_unstable();
-        sessions
+        numbered.sort_unstable();
+        numbered
+    }
+}
+
+/// Why it is not known which consumers are postroom's.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotOurs {
+    #[error(transparent)]
+    Unanswered(#[from] Unanswered),
+    /// Somebody else's has such a name.
+    #[error("{0}; name another consumer in the configuration")]
+    Foreign(String),
+}
+
+/// What a session knows of those before it, in the description of its consumer.
+///
+/// A stream can go back: a power failure took its end, or it was restored or made anew. Then new messages get places that were acked
+/// before, and a consumer that begins behind them would never see them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Past {
+    /// Where the first session began.
+    first: u64,
+    /// The last place before this session, and the id of the message there; empty if that has none, or is not there.
+    anchor: (u64, String),
+}
+
+impl Past {
+    fn read(description: &str) -> Option<Self> {
+        let words: Vec<&str> = description.split(' ').collect();
+        match words.as_slice() {
+            ["postroom", _, "from", first, "behind", seq, id @ ..] => Some(Self {
+                first: first.parse().ok()?,
+                anchor: (seq.parse().ok()?, id.first().copied().unwrap_or_default().to_owned()),
+            }),
+            _ => None,
+        }
+    }
+
+    /// No two are alike, so that the server refuses to take one consumer for another.
+    fn written(&self) -> String {
+        let (seq, id) = &self.anchor;
+        format!("postroom {} from {} behind {seq} {id}", postroom::MessageId::new(), self.first)
     }
 }
 
@@ -263,12 +321,9 @@ impl NatsSubscription {
             }
             other => other.map_err(told)?,
         };
-        let before = self.options.sessions_in(jetstream.consumers(stream).await.map_err(told)?);
-        let last = match before.last() {
-            Some((_, name)) => jetstream.consumer(stream, name).await.map_err(told)?,
-            None => None,
-        };
-        if let Some(last) = last.as_ref().filter(|last| last.num_waiting > 0) {
+        let before = self.options.sessions(&jetstream).await.map_err(|error| error.to_string())?;
+        let last = before.last().map(|(_, last)| last);
+        if let Some(last) = last.filter(|last| last.num_waiting > 0) {
             return Err(format!(
                 "somebody else receives as {:?}; it is free when that one stops, or is gone",
                 last.name
@@ -276,13 +331,14 @@ impl NatsSubscription {
         }
         let takes_out = about.config.retention == "workqueue";
         let name = format!("{consumer}_{}", before.last().map_or(0, |(number, _)| *number).saturating_add(1));
+        let (past, begin) = self.past(&jetstream, last, about.state.last_seq).await?;
         if takes_out {
             // Two may not take from one such stream, which itself is the list of what is not acked.
-            for (_, name) in &before {
-                jetstream.delete_consumer(stream, name).await.map_err(told)?;
+            for (_, old) in &before {
+                jetstream.delete_consumer(stream, &old.name).await.map_err(told)?;
             }
         }
-        let config = self.config(&name, last.as_ref().filter(|_| !takes_out), takes_out);
+        let config = self.config(&name, &past, begin, takes_out);
         match jetstream.create_consumer(stream, &name, &config).await {
             Ok(_) => {}
             Err(Unanswered::Refused(error))
@@ -292,12 +348,13 @@ impl NatsSubscription {
             }
             Err(error) => return Err(format!("create the consumer {name:?}: {error}")),
         }
-        for (_, name) in before.iter().filter(|_| !takes_out) {
-            jetstream.delete_consumer(stream, name).await.map_err(told)?;
+        for (_, old) in before.iter().filter(|_| !takes_out) {
+            jetstream.delete_consumer(stream, &old.name).await.map_err(told)?;
         }
         let prefetch = usize::from(self.options.prefetch);
         // Besides deliveries the server says when the time of a request is over.
         let (reply, deliveries) = connection.deliveries(prefetch * 2 + 64).await?;
+        let seen = last.map_or(0, |last| last.delivered.stream_seq);
         let number = SESSIONS.fetch_add(1, Ordering::Relaxed);
         let session = Arc::new(Session {
             number,
@@ -315,7 +372,7 @@ impl NatsSubscription {
             reply,
             prefetch,
             bytes_max: self.options.unsettled_bytes_max,
-            seen: last.as_ref().map_or(0, |last| last.delivered.stream_seq),
+            seen,
             expected: 1,
             pull: None,
             pulls: 0,
@@ -325,28 +382,71 @@ impl NatsSubscription {
         Ok(session)
     }
 
-    /// The consumer of a session that follows `last`.
-    fn config(&self, name: &str, last: Option<&ConsumerInfo>, takes_out: bool) -> serde_json::Value {
+    /// What is known of earlier sessions, and where the next one begins.
+    async fn past(
+        &self,
+        jetstream: &JetStream<'_>,
+        last: Option<&ConsumerInfo>,
+        last_seq: u64,
+    ) -> Result<(Past, u64), String> {
+        let stream = &self.options.stream;
+        let Some(last) = last else {
+            let begin = if self.options.begin == Begin::New { last_seq.saturating_add(1) } else { 1 };
+            return Ok((Past { first: begin, anchor: (begin - 1, String::new()) }, begin));
+        };
+        let past = last.config.description.as_deref().and_then(Past::read);
+        let past = past.unwrap_or(Past { first: 1, anchor: (0, String::new()) });
+        let id_at = async |seq: u64| match jetstream.message(stream, seq).await {
+            Ok(found) => Ok(found.and_then(|found| found.header(headers::ID)).unwrap_or_default()),
+            Err(error) => Err(error.to_string()),
+        };
+        let begin = last.ack_floor.stream_seq.max(past.anchor.0).saturating_add(1);
+        let (anchor, id) = &past.anchor;
+        let went_back = begin > last_seq.saturating_add(1) || {
+            let there = if id.is_empty() { String::new() } else { id_at(*anchor).await? };
+            !there.is_empty() && there != *id
+        };
+        let begin = if went_back {
+            let first = if past.first > last_seq.saturating_add(1) { 1 } else { past.first };
+            tracing::warn!(
+                "stream {stream:?} of NATS at {} went back: what consumer {:?} had received up to message {} is not what is there now; it receives \
+                 again from message {first} on, and an inbox recognises what it had",
+                self.opened.shown,
+                self.options.consumer,
+                begin - 1
+            );
+            first
+        } else {
+            begin
+        };
+        let anchor = begin - 1;
+        let id = if anchor == 0 { String::new() } else { id_at(anchor).await? };
+        // The id goes into a text of words.
+        let id = if id.contains(|c: char| c.is_whitespace() || c.is_control()) || id.len() > 200 {
+            String::new()
+        } else {
+            id
+        };
+        Ok((Past { first: past.first.min(begin), anchor: (anchor, id) }, begin))
+    }
+
+    /// The consumer of a session.
+    fn config(&self, name: &str, past: &Past, begin: u64, takes_out: bool) -> serde_json::Value {
         let nanos = |time: Duration| time.as_nanos() as u64;
         let mut config = json!({
             "durable_name": name, "ack_policy": "explicit", "ack_wait": nanos(ACK_WAIT), "max_deliver": -1,
-            "max_ack_pending": self.options.prefetch, "replay_policy": "instant",
-            // No two are alike, so that the server refuses to take one for the other.
-            "description": format!("postroom {}", postroom::MessageId::new()),
+            "max_ack_pending": self.options.prefetch, "replay_policy": "instant", "description": past.written(),
         });
         match self.options.subjects.as_slice() {
             [] => {}
             [one] => config["filter_subject"] = one.as_str().into(),
             many => config["filter_subjects"] = json!(many),
         }
-        match last {
-            Some(last) => {
-                let floor = last.ack_floor.stream_seq.saturating_add(1);
-                config["deliver_policy"] = "by_start_sequence".into();
-                config["opt_start_seq"] = floor.max(last.config.opt_start_seq).max(1).into();
-            }
-            None if self.options.begin == Begin::New && !takes_out => config["deliver_policy"] = "new".into(),
-            None => config["deliver_policy"] = "all".into(),
+        if takes_out || begin <= 1 {
+            config["deliver_policy"] = "all".into();
+        } else {
+            config["deliver_policy"] = "by_start_sequence".into();
+            config["opt_start_seq"] = begin.into();
         }
         config
     }
@@ -619,7 +719,12 @@ mod tests {
     fn sessions_are_those_of_this_consumer() {
         let options = NatsSubscriptionOptions::new("nats://x", "S", "billing");
         let names = ["billing_9", "billing_10", "billing", "billing_x", "other_3", "billing_2_3"].map(str::to_owned);
-        let found = options.sessions_in(names.to_vec());
+        let found = options.numbered(names.to_vec());
         assert_eq!(found, [(9, "billing_9".to_owned()), (10, "billing_10".to_owned())]);
+        let past = Past { first: 3, anchor: (20, "0199-a".to_owned()) };
+        assert_eq!(Past::read(&past.written()), Some(past));
+        let unknown = Past { first: 3, anchor: (20, String::new()) };
+        assert_eq!(Past::read(&unknown.written()), Some(unknown));
+        assert_eq!(Past::read("somebody's own"), None);
     }
 }

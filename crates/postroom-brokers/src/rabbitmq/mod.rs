@@ -132,7 +132,7 @@ impl SubscriptionOptions for RabbitmqSubscriptionOptions {
         format!("queue {:?} of rabbitmq {}", self.queue, redact_url(&self.url))
     }
 
-    async fn check(&self) -> Result<String, CheckFailed> {
+    async fn check(&self, _: &[String]) -> Result<String, CheckFailed> {
         check::queue(self).await
     }
 }

@@ -116,7 +116,7 @@ pub(crate) async fn parked(
     in_hand: &HashSet<i64>,
     (limit, bytes): (usize, usize),
 ) -> Result<(Vec<(u16, Found)>, bool), Error> {
-    let sql = "select p.lane, p.seq, p.bytes, p.state
+    let sql = "select p.lane, p.seq, p.bytes, p.state, p.ordering_key
                  from postroom_parked p
                 where p.route = :route and p.due_at <= utc_timestamp(6) and p.state <> 'queued'
                   and p.lane in (select n.lane from json_table(:lanes, '$[*]' columns (lane smallint path '$')) n)
@@ -127,27 +127,25 @@ pub(crate) async fn parked(
                 order by p.due_at, p.seq limit :count";
     let count = i64::try_from(limit.saturating_add(in_hand.len())).unwrap_or(i64::MAX);
     let parameters = params! { "route" => route, "lanes" => json(lanes), "count" => count };
-    let rows: Vec<(u16, i64, i64, String)> = conn.exec(sql, parameters).await?;
+    let rows: Vec<(u16, i64, i64, String, Option<String>)> = conn.exec(sql, parameters).await?;
     let full = rows.len() as i64 >= count;
     // A head in hand keeps its followers back.
-    let heads: Vec<_> = rows.into_iter().filter(|(_, seq, _, _)| !in_hand.contains(seq)).take(limit).collect();
-    let mut chosen: Vec<(i64, i64)> = heads.iter().map(|(_, seq, bytes, _)| (*seq, *bytes)).collect();
-    let sql = "select p.seq, p.bytes
-                 from postroom_parked h
-                 join postroom_parked p on p.route = h.route and p.ordering_key = h.ordering_key and p.seq > h.seq and p.state = 'queued'
-                where h.route = :route and h.seq = :head
-                  and not exists (select 1 from postroom_parked n
-                                   where n.route = h.route and n.ordering_key = h.ordering_key and n.state = 'retry'
-                                     and n.seq > h.seq and n.seq < p.seq)
+    let heads: Vec<_> = rows.into_iter().filter(|(_, seq, ..)| !in_hand.contains(seq)).take(limit).collect();
+    let mut chosen: Vec<(i64, i64)> = heads.iter().map(|(_, seq, bytes, ..)| (*seq, *bytes)).collect();
+    // In the order of the index, so that the queue of a key is not read to its end for its beginning.
+    let sql = "select p.seq, p.bytes, p.state from postroom_parked p force index (postroom_parked_key)
+                where p.route = :route and p.ordering_key = :key and p.seq > :head and p.state <> 'scheduled'
                 order by p.seq limit :count";
-    for (_, head, _, _) in heads.iter().filter(|(_, _, _, state)| state == "retry") {
+    for (_, head, _, _, key) in heads.iter().filter(|(_, _, _, state, _)| state == "retry") {
         if chosen.len() >= limit {
             break;
         }
         let count = FOLLOWERS_MAX.min(limit - chosen.len()) as i64;
-        let parameters = params! { "route" => route, "head" => head, "count" => count };
-        let followers: Vec<(i64, i64)> = conn.exec(sql, parameters).await?;
-        chosen.extend(followers.into_iter().filter(|(seq, _)| !in_hand.contains(seq)));
+        let parameters = params! { "route" => route, "key" => key, "head" => head, "count" => count };
+        let behind: Vec<(i64, i64, String)> = conn.exec(sql, parameters).await?;
+        // The next head of the key waits for its own time.
+        let followers = behind.into_iter().take_while(|(_, _, state)| state == "queued");
+        chosen.extend(followers.map(|(seq, bytes, _)| (seq, bytes)).filter(|(seq, _)| !in_hand.contains(seq)));
     }
     chosen.sort_unstable();
     let (mut weight, mut seqs, mut cut) = (0, Vec::new(), false);

@@ -9,4 +9,5 @@ mod deeds;
 mod fixture;
 mod intake;
 mod order;
+mod plans;
 mod relays;

@@ -200,6 +200,29 @@ async fn looking_for_parked_messages_passes_over_none_that_are_not_due() {
     assert!(cost < 500, "{cost}");
 }
 
+/// A thousand keys whose messages wait in long queues, all of them due at once: after a long outage of what they are sent to.
+#[tokio::test]
+async fn a_claim_of_parked_messages_costs_no_more_for_long_queues() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    drop(source(&database, "relay").await);
+    let queued = "insert into postroom.parked (route, seq, lane, ordering_key, state, attempts, due_at, id, topic, type, payload, content_type, occurred_at)
+                  select $1, n, n % 16, 'key-' || n % 1000, case when n < 1000 then 'retry' else 'queued' end, 1, now(), gen_random_uuid(), 't', 'k', '', 'x', now()
+                    from generate_series(0, $2::bigint - 1) n";
+    client.execute(queued, &[&ROUTE, &ROWS]).await.unwrap();
+    client
+        .batch_execute("analyze postroom.parked; set enable_seqscan = off; set enable_sort = off; set jit = off")
+        .await
+        .unwrap();
+    let lanes: Vec<i16> = (0..16).collect();
+    let (in_hand, heads, followers, bytes) = (Vec::<i64>::new(), 1000_i64, 200_i64, 64_i64 << 20);
+    let parameters: [&(dyn ToSql + Sync); 6] = [&ROUTE, &lanes, &in_hand, &heads, &followers, &bytes];
+    let cost = buffers_of(&client, include_str!("../../src/log/sql/claim_parked.sql"), &parameters).await;
+    println!("buffers of a claim of 1,000 heads with 999 behind each: {cost}");
+    // Each of the heads' first two hundred twice, and not each of them for each.
+    assert!(cost < 1_000_000, "{cost}");
+}
+
 #[tokio::test]
 async fn pruning_an_inbox_reads_what_it_deletes() {
     let database = prepared().await;
@@ -340,7 +363,7 @@ async fn statistics_of_an_empty_table_do_not_make_claims_of_parked_messages_quad
     let mut conditions = Vec::new();
     index_conditions(&plan, &mut conditions);
     println!("{conditions:#?}");
-    assert_eq!(conditions.len(), 8);
+    assert_eq!(conditions.len(), 7);
     for condition in &conditions {
         assert!(["due_at", "ordering_key", "seq ="].iter().any(|narrow| condition.contains(narrow)), "{condition}");
     }

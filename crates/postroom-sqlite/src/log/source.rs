@@ -15,6 +15,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, 
 
 use crate::connect::{NOW, connect, store_error};
 use crate::database::Database;
+use crate::log::reads;
 use crate::log::record;
 use crate::log::row::FoundRow;
 use crate::log::watch::{self, FileId, Position};
@@ -327,20 +328,7 @@ impl Inner {
 
     /// In order, at most about `bytes`; whether there was more.
     fn read_fresh(&self, asked: &Asked<Position>, bytes: usize) -> Result<(Vec<FoundRow>, bool), rusqlite::Error> {
-        // Dealt with: parked or buried before a crash kept the position from passing it.
-        let sql = format!(
-            "select o.*, 0 as attempts, coalesce(o.visible_ms > {NOW}, false) as scheduled,
-                    (exists (select 1 from postroom_parked p where p.route = ?1 and p.seq = o.seq and p.id = o.id)
-                     or exists (select 1 from postroom_dead_letters d
-                                 where d.route = ?1 and d.seq = o.seq and d.id = o.id)) as dealt_with,
-                    (exists (select 1 from postroom_parked p
-                              where p.route = ?1 and p.ordering_key = coalesce(o.key, o.aggregate_id)
-                                and p.state <> 'scheduled')
-                     or exists (select 1 from postroom_blocked_keys b
-                                 where b.route = ?1 and b.ordering_key = coalesce(o.key, o.aggregate_id))) as behind
-               from postroom_outbox o where o.seq > ?2 order by o.seq limit ?3"
-        );
-        let mut statement = self.connection.prepare_cached(&sql)?;
+        let mut statement = self.connection.prepare_cached(&reads::fresh())?;
         up_to(
             bytes,
             statement.query_map(params![self.options.route, asked.position.seq, asked.limit as i64], FoundRow::of)?,
@@ -351,31 +339,42 @@ impl Inner {
     fn read_parked(&self, limit: usize, bytes: usize) -> Result<(Vec<FoundRow>, bool), rusqlite::Error> {
         let in_hand: Vec<i64> = self.book.parked_in_hand().map(|(_, seq)| seq).collect();
         let in_hand = serde_json::to_string(&in_hand).unwrap_or_default();
-        let sql = format!(
-            "with heads as (
-                 select p.seq, p.state, p.ordering_key from postroom_parked p
-                  where p.route = ?1 and p.state <> 'queued' and p.due_ms <= {NOW}
-                    and p.seq not in (select value from json_each(?2))
-                    and (p.ordering_key is null or not exists (
-                            select 1 from postroom_parked e
-                             where e.route = p.route and e.ordering_key = p.ordering_key and e.state <> 'scheduled'
-                               and e.seq < p.seq))
-                    and not exists (select 1 from postroom_blocked_keys b
-                                     where b.route = p.route and b.ordering_key = p.ordering_key)
-                  order by p.due_ms, p.seq limit ?3)
-             select p.*, false as scheduled, false as behind, false as dealt_with from postroom_parked p
-              where p.route = ?1 and p.seq not in (select value from json_each(?2))
-                and (p.seq in (select seq from heads)
-                     or (p.state = 'queued' and exists (
-                             select 1 from heads h
-                              where h.state = 'retry' and h.ordering_key = p.ordering_key and h.seq < p.seq
-                                and not exists (select 1 from postroom_parked n
-                                                 where n.route = ?1 and n.ordering_key = p.ordering_key
-                                                   and n.state = 'retry' and n.seq > h.seq and n.seq < p.seq))))
-              order by p.seq limit ?3"
-        );
-        let mut statement = self.connection.prepare_cached(&sql)?;
-        up_to(bytes, statement.query_map(params![self.options.route, in_hand, limit as i64], FoundRow::of)?)
+        let route = &self.options.route;
+        let mut heads = self.connection.prepare_cached(&reads::heads())?;
+        let mut heads = heads.query(params![route, in_hand, limit as i64])?;
+        let mut behind = self.connection.prepare_cached(reads::FOLLOWERS)?;
+        let (mut taken, mut weight): (Vec<FoundRow>, usize) = (Vec::new(), 0);
+        let mut cut = false;
+        'all: while let Some(head) = heads.next()? {
+            cut = taken.len() >= limit || (weight >= bytes && !taken.is_empty());
+            if cut {
+                break;
+            }
+            let is_retried = head.get::<_, String>("state")? == "retry";
+            let head = FoundRow::of(head)?;
+            let seq = head.seq;
+            weight += head.message.weight();
+            taken.push(head);
+            let count = limit.saturating_sub(taken.len()).min(FOLLOWERS_MAX);
+            if !is_retried || count == 0 {
+                continue;
+            }
+            let mut followers = behind.query(params![route, seq, count as i64])?;
+            while let Some(row) = followers.next()? {
+                if row.get::<_, String>("state")? != "queued" {
+                    break;
+                }
+                cut = weight >= bytes;
+                if cut {
+                    break 'all;
+                }
+                let row = FoundRow::of(row)?;
+                weight += row.message.weight();
+                taken.push(row);
+            }
+        }
+        taken.sort_by_key(|row| row.seq);
+        Ok((taken, cut))
     }
 
     fn settle(&mut self, settlements: &[Settlement]) -> Result<Settled, rusqlite::Error> {
@@ -540,6 +539,9 @@ fn tell_new_seqs(route: &str, moved: usize) {
          no message was skipped, some may be sent again"
     );
 }
+
+/// Messages of one key that are claimed with the parked one before them.
+const FOLLOWERS_MAX: usize = 200;
 
 /// Takes rows as long as they fit in `bytes`, the first whatever its size; whether one did not.
 fn up_to(

@@ -2,7 +2,7 @@
 -- $1 route, $2 lanes held, $3 seqs already handed out, $4 limit of heads and of the whole, $5 limit of followers a head,
 -- $6 bytes. Nothing of a blocked key.
 -- Heads by (route, due_at), up to a clock that is stable: a volatile one is no condition for an index. A head in hand keeps its followers back. Followers by (route, ordering_key, seq), up to the
--- next head of the key, which waits for its own time. With each, the relays that died over it and that may have. Payloads are fetched only for what is handed out.
+-- next head of the key, which waits for its own time: the first of them are read once for each head, as arrays, and cut there. With each, the relays that died over it and that may have. Payloads are fetched only for what is handed out.
 -- Statistics made while nothing was parked say that every index gives one row, so the planner may take any of them and read the whole table for
 -- each head. What is written here leaves it one: without sorts (see the caller), only (route, ordering_key, seq) gives the order by key and seq of
 -- a range of keys, which is one key. A subquery with a limit or an offset is looked up row by row.
@@ -23,16 +23,15 @@ chosen as (
         select h.seq from heads h
         union
         select q.seq from heads h cross join lateral (
-            select q.seq from postroom.parked q
-             where q.route = $1 and q.ordering_key >= h.ordering_key and q.ordering_key <= h.ordering_key
-               and q.state <> 'scheduled' and q.state = 'queued' and q.seq > h.seq
-               and q.seq <> all ($3::bigint[])
-               and (select n.seq from postroom.parked n
-                     where n.route = $1 and n.ordering_key >= h.ordering_key and n.ordering_key <= h.ordering_key
-                       and n.state <> 'scheduled' and n.state = 'retry' and n.seq > h.seq and n.seq < q.seq
-                     order by n.ordering_key, n.seq limit 1) is null
-             order by q.ordering_key, q.seq limit $5) q
-        where h.state = 'retry') c
+            select b.seqs[1 : coalesce(array_position(b.retried, true) - 1, cardinality(b.seqs))] as seqs
+              from (select array_agg(q.seq order by q.ordering_key, q.seq) as seqs,
+                           array_agg(q.state = 'retry' order by q.ordering_key, q.seq) as retried
+                      from (select q.ordering_key, q.seq, q.state from postroom.parked q
+                             where q.route = $1 and q.ordering_key >= h.ordering_key and q.ordering_key <= h.ordering_key
+                               and q.state <> 'scheduled' and q.seq > h.seq
+                             order by q.ordering_key, q.seq limit $5) q) b) b
+             cross join lateral unnest(b.seqs) as q (seq)
+        where h.state = 'retry' and q.seq <> all ($3::bigint[])) c
      order by c.seq limit $4
 ),
 weighed as (
