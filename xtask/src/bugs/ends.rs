@@ -81,6 +81,27 @@ pub(super) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "a_duplicate_is_believed",
+        breaks: "takes a message for stored that the broker calls a duplicate of another one",
+        package: "postroom-brokers",
+        test: &["--test", "nats", "a_duplicate_of_another_message_is_not_taken_for_stored"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "a_stream_that_went_back_is_not_noticed",
+        breaks: "goes on behind messages that a stream has lost, and passes over the new ones in their places",
+        package: "postroom-brokers",
+        test: &["--test", "nats", "a_stream_that_went_back_is_received_again_from_where_the_consumer_once_began"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "a_session_begins_behind_what_was_handed_out",
+        breaks: "forgets what the session before was handed and had not acked",
+        package: "postroom-brokers",
+        test: &["--test", "nats", "one_receives_at_a_time_and_the_next_begins_behind_what_was_acked"],
+        needs_bin: false,
+    },
+    Bug {
         name: "block_lets_the_key_go_on",
         breaks: "lets a key go on over its dead message although it is to be blocked",
         package: "postroom-relay",

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout};
 use super::address::Address;
 use super::connection::Connection;
 use super::jetstream::{ApiError, JetStream, StreamInfo, Unanswered};
-use super::subscription::NotOurs;
+use super::sessions::NotOurs;
 use super::{NatsOptions, NatsSubscriptionOptions, Opened};
 use crate::{CheckFailed, Hazard};
 

@@ -14,6 +14,7 @@ mod connection;
 mod headers;
 mod jetstream;
 mod protocol;
+mod sessions;
 mod sink;
 mod subject;
 mod subscription;
@@ -34,8 +35,9 @@ use crate::{
 use address::{Address, Credentials};
 use connection::{Client, Connection};
 
+pub use sessions::{Begin, NatsSubscriptionOptions};
 pub use sink::NatsSink;
-pub use subscription::{Begin, NatsSubscription, NatsSubscriptionOptions};
+pub use subscription::NatsSubscription;
 
 /// `[routes.sink]` with `kind = "nats"`.
 #[derive(Clone, Deserialize)]
