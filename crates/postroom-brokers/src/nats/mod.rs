@@ -135,7 +135,7 @@ impl SinkOptions for NatsOptions {
     }
 
     fn shown(&self) -> String {
-        format!("stream {:?} of nats {}", self.stream, address::shown(&self.url))
+        format!("nats {}, stream {:?}", address::shown(&self.url), self.stream)
     }
 
     async fn check(&self) -> Result<String, CheckFailed> {
