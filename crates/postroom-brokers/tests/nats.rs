@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use postroom::{
     Answer, Arrival, Batch, Bound, FailureKind, Message, Received, Sink, Subscription, Unavailable, Verdict,
@@ -18,6 +19,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 
 const STREAM: &str = "ORDERS";
+/// Nothing that is there takes longer to arrive.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(30);
 
 async fn server(further: &str) -> NatsServer {
     NatsServer::start(&scratch("nats"), further).unwrap()
@@ -56,7 +59,8 @@ async fn next(subscription: &NatsSubscription, count: usize) -> Vec<Received> {
     let mut all = Vec::new();
     while all.len() < count {
         let bound = Bound { messages: count - all.len(), bytes: usize::MAX };
-        match subscription.receive(bound).await.unwrap() {
+        let arrived = tokio::time::timeout(ARRIVES_WITHIN, subscription.receive(bound)).await.expect("nothing arrives");
+        match arrived.unwrap() {
             Arrival::Messages(received) => all.extend(received),
             Arrival::Revoked(partition) => panic!("{partition:?}"),
         }
@@ -437,7 +441,7 @@ async fn no_more_bytes_are_unsettled_than_configured_and_a_larger_message_comes_
     options.unsettled_bytes_max = 4_000;
     let subscription = NatsSubscription::new(options).unwrap();
     let held = next(&subscription, 2).await;
-    let more = tokio::time::timeout(std::time::Duration::from_millis(300), next(&subscription, 1)).await;
+    let more = tokio::time::timeout(Duration::from_millis(300), next(&subscription, 1)).await;
     assert!(more.is_err(), "{more:?}");
     subscription.settle(&held.iter().map(|one| (one.receipt, Answer::Ack)).collect::<Vec<_>>()).await.unwrap();
     for message in &messages[2..] {
