@@ -6,7 +6,7 @@ use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
 use postroom::{Delivery, Outcome, Report, Route, Settlement, Source, Want};
 use postroom_mysql::{MysqlSource, migrate, options_of};
-use postroom_testkit::services::MysqlServer;
+use postroom_testkit::services::{MysqlServer, mysql_is_chosen};
 use postroom_testkit::surroundings;
 
 /// Of one claim.
@@ -51,6 +51,10 @@ async fn parked(conn: &mut Conn) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_claim_reads_does_not_grow_with_the_table() {
+    if mysql_is_chosen() {
+        // docs/mysql.md says so.
+        return println!("not on MySQL: one of twenty claims beside a million rows reads all of them there");
+    }
     let dir = surroundings::scratch("mariadb-plans").join("server");
     // Of its own, since it counts for everybody.
     let server = tokio::task::spawn_blocking(move || MysqlServer::start(&dir)).await.unwrap().unwrap();
