@@ -53,7 +53,7 @@ async fn parked(conn: &mut Conn) {
 async fn what_a_claim_reads_does_not_grow_with_the_table() {
     if mysql_is_chosen() {
         // docs/mysql.md says so.
-        return println!("not on MySQL: one of twenty claims beside a million rows reads all of them there");
+        return println!("not on MySQL: a claim has been seen to read all of a million rows there");
     }
     let dir = surroundings::scratch("mariadb-plans").join("server");
     // Of its own, since it counts for everybody.
