@@ -84,7 +84,7 @@ impl Swallowed {
                 )
             }
             (None, problem) => format!(
-                "the broker could not be asked whether it recognises ids, and would store nothing again: {}",
+                "the broker could not be asked whether it recognises ids, and so would confirm some of these and not store them again: {}",
                 problem.as_deref().unwrap_or("unknown")
             ),
         }
