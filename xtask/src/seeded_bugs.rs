@@ -10,14 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use postroom_testkit::services;
-
 use crate::bugs::{self, Bug};
 use crate::failure::Failure;
+use crate::further_servers;
 use crate::held::Held;
 use crate::packages;
 use crate::patches::{self, Patch};
-use crate::python_package::NATS;
 use crate::services::Scratch;
 use crate::source_copy;
 use crate::steps::step;
@@ -63,10 +61,10 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     let held = Held::until_interrupted()?;
     packages::ensure(&held)?;
     let scratch = Scratch::create(&workspace)?;
-    let nats_server = NATS.ensure(&workspace, &held)?;
+    let further = further_servers::ensure(&workspace, &held)?;
     let judged = start_services(&workspace, &held).and_then(|mut environment| {
         environment.push(("POSTROOM_TEST_DIR", scratch.0.clone().into()));
-        environment.push((services::NATS_PROGRAM, nats_server.clone().into()));
+        environment.extend(further);
         judge_all(&Bench { place: &place, held: &held, environment }, &bugs)
     });
     let all_caught = judged.as_ref().is_ok_and(|verdicts| verdicts.iter().all(|verdict| *verdict == Verdict::Caught));

@@ -17,9 +17,9 @@ const FEATURES: [(&str, &[&str]); 6] = [
     ("postroom", &["", "trace", "crash-points", "trace,crash-points"]),
     ("postroom-postgres", &["", "tokio-postgres", "sqlx", "sqlx-08", "sqlx,sqlx-08", "tokio-postgres,sqlx,sqlx-08"]),
     ("postroom-sqlite", &["", "rusqlite", "sqlx", "rusqlite,sqlx"]),
-    ("postroom-brokers", &["", "nats", "rabbitmq"]),
+    ("postroom-brokers", &["", "kafka", "nats", "rabbitmq"]),
     ("postroom-archive", &["", "parquet", "s3"]),
-    ("postroom-cli", &["", "otlp", "parquet", "s3"]),
+    ("postroom-cli", &["", "kafka", "otlp", "parquet", "s3"]),
 ];
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {

@@ -8,11 +8,10 @@ use postroom_testkit::services;
 
 use crate::failure::Failure;
 use crate::held::Held;
-use crate::python_package::{NATS, SEAWEEDFS};
 use crate::services::{Scratch, Services};
 use crate::steps::step;
 use crate::workspace::Workspace;
-use crate::{mysql, newest_postgres, packages};
+use crate::{further_servers, mysql, newest_postgres, packages};
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     let on = args.iter().take_while(|arg| *arg == "--newest" || *arg == "--mysql").count();
@@ -34,30 +33,16 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
         return run_again(&held, environment, extra).map(exit_code);
     }
     let mut tested = run_on_installed(&workspace, &held, extra)?;
-    if extra.is_empty() && !services::postgres_is_chosen() && !services::mysql_is_chosen() {
-        if tested.success() {
-            let programs = newest_postgres::ensure(&workspace, &held)?;
-            let store = ["-p", "postroom-postgres"].map(String::from);
-            tested = run_again(&held, newest_postgres::environment(&programs)?, &store)?;
+    if tested.success() && extra.is_empty() && !services::postgres_is_chosen() && !services::mysql_is_chosen() {
+        let mut environment = newest_postgres::environment(&newest_postgres::ensure(&workspace, &held)?)?;
+        let mut tests = vec!["store"];
+        if let Some(root) = mysql::ensure(&workspace, &held)? {
+            environment.push((services::MYSQL_ROOT, root.into()));
+            tests.extend(["mariadb", "intake"]);
         }
-        if tested.success()
-            && let Some(root) = mysql::ensure(&workspace, &held)?
-        {
-            let store = [
-                "-p",
-                "postroom-mysql",
-                "-p",
-                "postroom-cli",
-                "--test",
-                "store",
-                "--test",
-                "mariadb",
-                "--test",
-                "intake",
-            ];
-            let environment = vec![(services::MYSQL_ROOT, root.into())];
-            tested = run_again(&held, environment, &store.map(String::from))?;
-        }
+        // Chosen by their names, and not by packages: those have fewer features by themselves, and everything would be compiled again.
+        let tests: Vec<String> = tests.into_iter().flat_map(|test| ["--test", test]).map(String::from).collect();
+        tested = run_again(&held, environment, &tests)?;
     }
     Ok(exit_code(tested))
 }
@@ -72,9 +57,8 @@ fn run_again(held: &Held, environment: Vec<(&'static str, OsString)>, extra: &[S
 }
 
 fn run_on_installed(workspace: &Workspace, held: &Held, extra: &[String]) -> Result<ExitStatus, Failure> {
-    let weed = SEAWEEDFS.ensure(workspace, held)?;
-    let nats_server = NATS.ensure(workspace, held)?;
-    build_programs(workspace, held)?;
+    let further = further_servers::ensure(workspace, held)?;
+    build_tested_programs(workspace, held)?;
     let scratch = Scratch::create(workspace)?;
     let tested = start_services(workspace, held).and_then(|environment| {
         step("cargo test", || {
@@ -85,12 +69,11 @@ fn run_on_installed(workspace: &Workspace, held: &Held, extra: &[String]) -> Res
                 cargo.arg("--workspace");
             }
             cargo.args(extra);
-            cargo.envs(environment).env("POSTROOM_TEST_DIR", &scratch.0);
-            cargo.env(services::SEAWEEDFS_PROGRAM, &weed).env(services::NATS_PROGRAM, &nats_server);
-            cargo.env("POSTROOM_BIN", workspace.built("release", "postroom"));
-            cargo.env("POSTROOM_ORDERS_BIN", workspace.built("release", "orders"));
-            cargo.env("POSTROOM_CHECKOUT_BIN", workspace.built("release", "checkout"));
-            cargo.env("POSTROOM_ARTICLES_BIN", workspace.built("release", "articles"));
+            cargo.envs(environment).envs(further).env("POSTROOM_TEST_DIR", &scratch.0);
+            cargo.env("POSTROOM_BIN", workspace.built("debug", "postroom"));
+            cargo.env("POSTROOM_ORDERS_BIN", workspace.built("debug", "orders"));
+            cargo.env("POSTROOM_CHECKOUT_BIN", workspace.built("debug", "checkout"));
+            cargo.env("POSTROOM_ARTICLES_BIN", workspace.built("debug", "articles"));
             Ok(held.run(&mut cargo)?)
         })
     });
@@ -110,25 +93,22 @@ pub(crate) fn passed_on<'a>(command: &str, args: &'a [String]) -> Result<&'a [St
     }
 }
 
-/// The programs that fault tests start and kill.
-pub(crate) fn build_programs(workspace: &Workspace, held: &Held) -> Result<(), Failure> {
+/// The programs that fault tests start and kill, as `cargo test` builds them for the test `usage` of their packages: with the features of the
+/// whole workspace, so that nothing is compiled twice. What ships has no crash points; these have.
+fn build_tested_programs(workspace: &Workspace, held: &Held) -> Result<(), Failure> {
     step("build the programs that the tests kill", || {
         let mut cargo = workspace.cargo();
-        // What ships has no crash points; the programs that tests kill have.
-        cargo.args([
-            "build",
-            "--release",
-            "-p",
-            "postroom-cli",
-            "-p",
-            "orders",
-            "-p",
-            "checkout",
-            "-p",
-            "articles",
-            "--features",
-            "postroom-cli/crash-points,postroom-cli/otlp,postroom-cli/parquet,postroom-cli/s3",
-        ]);
+        cargo.args(["test", "--quiet", "--workspace", "--all-features", "--no-run", "--test", "usage"]);
+        if held.run(&mut cargo)?.success() { Ok(()) } else { Err(Failure::work("the build failed, see above")) }
+    })
+}
+
+/// The same programs as they ship, but for the crash points.
+pub(crate) fn build_programs(workspace: &Workspace, held: &Held) -> Result<(), Failure> {
+    step("build the programs", || {
+        let mut cargo = workspace.cargo();
+        cargo.args(["build", "--release", "-p", "postroom-cli", "-p", "orders", "-p", "checkout", "-p", "articles"]);
+        cargo.args(["--features", "postroom-cli/crash-points,postroom-cli/otlp,postroom-cli/parquet,postroom-cli/s3"]);
         if held.run(&mut cargo)?.success() { Ok(()) } else { Err(Failure::work("the build failed, see above")) }
     })
 }

@@ -9,7 +9,7 @@ use crate::patches::{self, Patch};
 use crate::{seeded_bugs, sources, workspace};
 
 const LINES_MAX: usize = 700;
-const BROKER_NAMES: [&str; 4] = ["rabbitmq", "lapin", "nats", "jetstream"];
+const BROKER_NAMES: [&str; 5] = ["rabbitmq", "lapin", "nats", "jetstream", "kafka"];
 /// Folders where no broker may be named: they must work with any. A broker's name belongs in its folder, in the one list, and in
 /// the Cargo feature.
 const BROKER_FREE: [&str; 9] = [

@@ -9,6 +9,8 @@ use postroom::{Sink, Subscription};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+#[cfg(feature = "kafka")]
+use crate::kafka;
 use crate::keys::keys_of;
 use crate::lines;
 #[cfg(feature = "nats")]
@@ -22,6 +24,8 @@ pub const BROKERS: &[&Broker] = &[
     &rabbitmq::BROKER,
     #[cfg(feature = "nats")]
     &nats::BROKER,
+    #[cfg(feature = "kafka")]
+    &kafka::BROKER,
     &lines::FILE,
     &lines::STDOUT,
 ];

@@ -2,6 +2,8 @@
 //! through [`BROKERS`], the list.
 
 pub mod in_process;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod lines;
 #[cfg(feature = "nats")]
 pub mod nats;
@@ -10,9 +12,9 @@ pub mod rabbitmq;
 
 mod brokers;
 mod keys;
-#[cfg(feature = "nats")]
+#[cfg(any(feature = "kafka", feature = "nats"))]
 mod template;
-#[cfg(any(feature = "nats", feature = "rabbitmq"))]
+#[cfg(any(feature = "kafka", feature = "nats", feature = "rabbitmq"))]
 mod tls;
 
 pub use brokers::{

@@ -41,6 +41,23 @@ impl Template {
         Ok(Self(parts))
     }
 
+    /// The text, where it is the same for every message.
+    #[cfg(feature = "kafka")]
+    pub fn fixed(&self) -> Option<&str> {
+        match self.0.as_slice() {
+            [Part::Text(text)] => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Whether a message could have this text: it begins and ends as the template does.
+    #[cfg(feature = "kafka")]
+    pub fn may_be(&self, text: &str) -> bool {
+        let starts = !matches!(self.0.first(), Some(Part::Text(start)) if !text.starts_with(start.as_str()));
+        let ends = !matches!(self.0.last(), Some(Part::Text(end)) if !text.ends_with(end.as_str()));
+        starts && ends
+    }
+
     /// The text for a message; or the field that it needs and that the message does not have.
     pub fn of(&self, message: &Message) -> Result<String, &'static str> {
         let mut text = String::new();

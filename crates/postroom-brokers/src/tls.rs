@@ -15,9 +15,9 @@ use rustls::{ClientConfig, RootCertStore};
 /// The files that a URL names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TlsFiles {
-    root: Option<PathBuf>,
-    certificate: Option<PathBuf>,
-    key: Option<PathBuf>,
+    pub root: Option<PathBuf>,
+    pub certificate: Option<PathBuf>,
+    pub key: Option<PathBuf>,
 }
 
 impl TlsFiles {

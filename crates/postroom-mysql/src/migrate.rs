@@ -14,6 +14,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (3, "operating", include_str!("../migrations/0003_operating.sql")),
     (4, "enqueue", include_str!("../migrations/0004_enqueue.sql")),
     (5, "intake", include_str!("../migrations/0005_intake.sql")),
+    (6, "queues", include_str!("../migrations/0006_queues.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (
@@ -142,9 +143,13 @@ pub(crate) fn plan_of(version: i64) -> Result<MigrationPlan, MigrateError> {
     if version > known {
         return Err(MigrateError::Newer { number: version, known });
     }
-    let locks = "nothing that is in use: it makes new tables";
+    let locks = |number| match number {
+        6 => "postroom_inbox_messages: consumers wait while its indexes are built",
+        _ => "nothing that is in use: it makes new tables",
+    };
     let pending = MIGRATIONS.iter().filter(|(number, _, _)| *number > version);
-    let steps = pending.map(|(number, name, _)| MigrationStep { number: *number, name, locks }).collect();
+    let steps =
+        pending.map(|(number, name, _)| MigrationStep { number: *number, name, locks: locks(*number) }).collect();
     Ok(MigrationPlan { version, steps })
 }
 

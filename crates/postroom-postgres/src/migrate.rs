@@ -176,6 +176,13 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0022_intake.sql"),
         formerly: None,
     },
+    Migration {
+        number: 23,
+        name: "queues",
+        locks: "postroom.inbox_messages: consumers wait while its rows are read once",
+        sql: include_str!("../migrations/0023_queues.sql"),
+        formerly: None,
+    },
 ];
 
 /// What is created in this transaction means the same, whatever others have created in schemas on our search_path.

@@ -21,6 +21,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (12, "reconcile", include_str!("../migrations/0012_reconcile.sql")),
     (13, "waits", include_str!("../migrations/0013_waits.sql")),
     (14, "intake", include_str!("../migrations/0014_intake.sql")),
+    (15, "queues", include_str!("../migrations/0015_queues.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table if not exists postroom_migrations (

@@ -112,7 +112,8 @@ async fn an_older_file_keeps_every_message_its_order_and_the_next_seq() {
             (11, "archive"),
             (12, "reconcile"),
             (13, "waits"),
-            (14, "intake")
+            (14, "intake"),
+            (15, "queues")
         ]
     );
     connection.execute("insert into postroom_outbox (id, topic, type, payload) values ('0199c9a2-7d2e-7bd0-a8d2-0b6d9c1c9a04', 'orders', 'k', 'd')", []).unwrap();

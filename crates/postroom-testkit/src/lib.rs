@@ -6,6 +6,8 @@ pub mod chance;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod judge;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 #[cfg(feature = "nats")]
 pub mod nats;
 #[cfg(feature = "postgres")]

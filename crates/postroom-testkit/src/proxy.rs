@@ -37,7 +37,15 @@ impl Proxy {
     /// # Panics
     /// If there is no free port.
     pub async fn to(target: &str) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        Self::at("127.0.0.1:0", target).await
+    }
+
+    /// The same on this address, for a server that tells its clients where to come.
+    ///
+    /// # Panics
+    /// If somebody listens there.
+    pub async fn at(address: &str, target: &str) -> Self {
+        let listener = TcpListener::bind(address).await.expect("a free port");
         let address = listener.local_addr().expect("the port");
         let (link, link_seen) = watch::channel(Link::Open);
         let (resets, resets_seen) = watch::channel(0);

@@ -338,4 +338,11 @@ pub(super) const BUGS: &[Bug] = &[
         test: &["--lib", "what_differs_is_in_a_differing_span"],
         needs_bin: false,
     },
+    Bug {
+        name: "a_batch_that_is_refused_kills_its_messages",
+        breaks: "takes Kafka's refusal of a batch for a verdict on each message in it",
+        package: "postroom-brokers",
+        test: &["--test", "kafka", "a_message_that_is_too_large_is_told_with_the_limit_and_kills_no_neighbour"],
+        needs_bin: false,
+    },
 ];

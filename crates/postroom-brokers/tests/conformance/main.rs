@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod in_process;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod lines;
 #[cfg(feature = "nats")]
 mod nats;

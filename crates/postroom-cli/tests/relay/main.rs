@@ -14,6 +14,8 @@ mod fillers;
 mod fleet;
 mod intake;
 mod jetstream;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod many;
 mod metrics;
 mod operations;

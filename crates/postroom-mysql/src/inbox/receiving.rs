@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use crate::Mysql;
 use crate::connect::{DUPLICATE_ENTRY, store_error};
 use crate::inbox::once::ADMIT_SQL;
+use crate::inbox::queue;
 use crate::inbox::session::commit;
 use crate::log::{MESSAGE, get, json, message as message_of, noted};
 use crate::outbox::encoded;
@@ -86,10 +87,10 @@ async fn shorten_waits(tx: &mut Transaction<'_>, consumer: &str) -> Result<(), E
     if tx.exec_first(sql, (consumer,)).await? == Some(1_i64) {
         return Ok(());
     }
-    let sql = "update postroom_inbox_messages
+    let sql = "update postroom_inbox_messages force index (postroom_inbox_messages_due)
                   set due_at = timestampadd(microsecond, timestampdiff(microsecond, waits_since, due_at), utc_timestamp(6)),
                       waits_since = utc_timestamp(6)
-                where consumer = ? and due_at > utc_timestamp(6) and waits_since > utc_timestamp(6) + interval 2 second";
+                where consumer = ? and put_off = 0 and due_at > utc_timestamp(6) and waits_since > utc_timestamp(6) + interval 2 second";
     tx.exec_drop(sql, (consumer,)).await?;
     let sql = "update postroom_inbox_clocks set looked_at = utc_timestamp(6) where consumer = ?";
     tx.exec_drop(sql, (consumer,)).await
@@ -103,53 +104,35 @@ async fn take(
     (lease, claims_max): (Duration, u32),
 ) -> Result<Vec<Waiting>, Error> {
     shorten_waits(tx, consumer).await?;
-    let sql = "select id, claims from postroom_inbox_messages
+    let sql = "select id, claims, ordering_key from postroom_inbox_messages force index (postroom_inbox_messages_state)
                 where consumer = ? and state = 'claimed' and due_at <= utc_timestamp(6) and claims >= ? limit ? for update skip locked";
-    let lapsed: Vec<(String, u32)> = tx.exec(sql, (consumer, claims_max, LAPSED_AT_ONCE)).await?;
-    for (id, claims) in lapsed {
+    let lapsed: Vec<(String, u32, Option<String>)> = tx.exec(sql, (consumer, claims_max, LAPSED_AT_ONCE)).await?;
+    for (id, claims, key) in lapsed {
         let error = format!("{claims} claims in a row ended without a word: whoever had it died or hung");
         bury(tx, consumer, &id, None, "poison", &error).await?;
+        queue::next(tx, consumer, key.as_deref()).await?;
     }
-    // Who settles one just now has it locked; it is passed by.
-    let sql = "select m.id, m.ordering_key from postroom_inbox_messages m
-                where m.consumer = :consumer and m.due_at <= utc_timestamp(6)
-                  and (m.state <> 'early' or not exists (
-                       select 1 from postroom_inbox_messages e
-                        where e.consumer = m.consumer and e.aggregate_type = m.aggregate_type and e.aggregate_id = m.aggregate_id
-                          and e.aggregate_version < m.aggregate_version and e.state = 'early' and e.due_at <= utc_timestamp(6)))
-                  and (m.state in ('early', 'claimed') or m.ordering_key is null or not exists (
-                       select 1 from postroom_inbox_messages e
-                        where e.consumer = m.consumer and e.ordering_key = m.ordering_key and e.state <> 'early'
-                          and (e.seq < m.seq or e.state = 'claimed') and e.seq <> m.seq))
-                order by m.due_at, m.seq limit :count for update skip locked";
-    let parameters = params! { "consumer" => consumer, "count" => i64::try_from(max).unwrap_or(i64::MAX) };
-    let mut chosen: Vec<(String, Option<String>)> = tx.exec(sql, parameters).await?;
-    // An early message whose window ended together with one of its key waits for the next take.
-    let mut keys = HashSet::new();
-    chosen.retain(|(_, key)| key.as_ref().is_none_or(|key| keys.insert(key.clone())));
-    let ids: Vec<&String> = chosen.iter().map(|(id, _)| id).collect();
-    if ids.is_empty() {
+    let chosen = queue::due(tx, consumer, max).await?;
+    if chosen.is_empty() {
         return Ok(Vec::new());
     }
-    let sql = "update json_table(:ids, '$[*]' columns (id char(36) character set ascii path '$')) n
-                 straight_join postroom_inbox_messages m force index (primary) on m.consumer = :consumer and m.id = n.id
+    let sql = "update json_table(:seqs, '$[*]' columns (seq bigint path '$')) n
+                 straight_join postroom_inbox_messages m force index (primary) on m.seq = n.seq
                   set m.window_over = m.window_over or m.state = 'early', m.state = 'claimed', m.claim = m.claim + 1,
-                      m.claims = m.claims + 1, m.claimed_by = :owner, m.waits_since = utc_timestamp(6),
+                      m.claims = m.claims + 1, m.put_off = 0, m.claimed_by = :owner, m.waits_since = utc_timestamp(6),
                       m.due_at = timestampadd(microsecond, :lease, utc_timestamp(6))";
-    let parameters = params! {
-        "ids" => json(&ids), "owner" => owner, "lease" => microseconds(lease), "consumer" => consumer
-    };
+    let parameters = params! { "seqs" => json(&chosen), "owner" => owner, "lease" => microseconds(lease) };
     tx.exec_drop(sql, parameters).await?;
     let sql = format!(
-        "select straight_join {MESSAGE}, o.claim, o.claims, o.attempts, o.window_over
-           from json_table(:ids, '$[*]' columns (id char(36) character set ascii path '$')) n
-           join postroom_inbox_messages o on o.consumer = :consumer and o.id = n.id"
+        "select straight_join {MESSAGE}, o.seq, o.claim, o.claims, o.attempts, o.window_over
+           from json_table(?, '$[*]' columns (seq bigint path '$')) n
+           join postroom_inbox_messages o force index (primary) on o.seq = n.seq"
     );
-    let rows: Vec<Row> = tx.exec(sql, params! { "ids" => json(&ids), "consumer" => consumer }).await?;
+    let rows: Vec<Row> = tx.exec(sql, (json(&chosen),)).await?;
     let mut taken = HashMap::with_capacity(rows.len());
     for mut row in rows {
         let row = &mut row;
-        let id: String = row.get("id").ok_or_else(|| Error::Other("a message without an id".into()))?;
+        let seq: i64 = get(row, "seq")?;
         let waiting = Waiting {
             claim: get(row, "claim")?,
             claims: get(row, "claims")?,
@@ -157,10 +140,10 @@ async fn take(
             window_over: get(row, "window_over")?,
             message: message_of(row)?,
         };
-        taken.insert(id, waiting);
+        taken.insert(seq, waiting);
     }
     // In the order in which they were chosen.
-    Ok(chosen.iter().filter_map(|(id, _)| taken.remove(id)).collect())
+    Ok(chosen.iter().filter_map(|seq| taken.remove(seq)).collect())
 }
 
 async fn bury(
@@ -194,11 +177,12 @@ async fn settle(
     const MINE: &str = "where consumer = :consumer and id = :id and claim = :claim and state = 'claimed'";
     const NOW: &str = "waits_since = utc_timestamp(6)";
     // The lock keeps it from being taken while this transaction is open.
-    let held = format!("select 1 from postroom_inbox_messages {MINE} for update");
+    let held = format!("select ordering_key, window_over from postroom_inbox_messages {MINE} for update");
     let mine = || vec![("consumer", Value::from(consumer)), ("id", id.into()), ("claim", claim.into())];
-    if tx.exec_first::<i64, _, _>(held, Params::from(mine())).await?.is_none() {
+    let Some((key, was_early)) = tx.exec_first::<(Option<String>, bool), _, _>(held, Params::from(mine())).await?
+    else {
         return Ok(false);
-    }
+    };
     let mut parameters = mine();
     let sql = match settle {
         Settle::Done => format!("delete from postroom_inbox_messages {MINE}"),
@@ -229,10 +213,19 @@ async fn settle(
         }
         Settle::Dead { attempts, cause, error } => {
             bury(tx, consumer, id, Some(*attempts), cause.as_str(), error).await?;
+            queue::next(tx, consumer, key.as_deref()).await?;
             return Ok(true);
         }
     };
     tx.exec_drop(sql, Params::from(parameters)).await?;
+    let leaves_the_queue = match settle {
+        Settle::Done | Settle::Dead { .. } | Settle::Early { .. } => true,
+        Settle::GivenBack => was_early,
+        Settle::Retry { .. } => false,
+    };
+    if leaves_the_queue {
+        queue::next(tx, consumer, key.as_deref()).await?;
+    }
     Ok(true)
 }
 
@@ -296,8 +289,9 @@ impl ConsumerStore for Mysql {
         let keys: HashSet<&String> = keys.filter_map(|((_, key), _)| key.as_ref()).collect();
         let mut waiting = HashSet::new();
         for key in keys {
-            let sql = "select 1 from postroom_inbox_messages where consumer = ? and ordering_key = ? and state <> 'early' limit 1";
-            let waits: Option<i64> = tx.exec_first(sql, (consumer.as_str(), key)).await.map_err(failed)?;
+            let sql = "select 1 from postroom_inbox_messages force index (postroom_inbox_messages_queue)
+                        where consumer = ? and key_hash = unhex(sha2(?, 256)) and ordering_key = ? and state <> 'early' limit 1";
+            let waits: Option<i64> = tx.exec_first(sql, (consumer.as_str(), key, key)).await.map_err(failed)?;
             if waits.is_some() {
                 waiting.insert(key);
             }
@@ -356,7 +350,8 @@ impl ConsumerStore for Mysql {
     ) -> Result<(), StoreError> {
         let claims: Vec<(String, i64)> = claims.iter().map(|(id, claim)| (id.to_string(), *claim)).collect();
         let sql = "update json_table(:claims, '$[*]' columns (id char(36) character set ascii path '$[0]', claim bigint path '$[1]')) n
-                     straight_join postroom_inbox_messages m force index (primary) on m.consumer = :consumer and m.id = n.id and m.claim = n.claim
+                     straight_join postroom_inbox_messages m force index (postroom_inbox_messages_id)
+                         on m.consumer = :consumer and m.id = n.id and m.claim = n.claim
                       set m.due_at = timestampadd(microsecond, :lease, utc_timestamp(6)), m.waits_since = utc_timestamp(6)
                     where m.state = 'claimed'";
         let parameters =
@@ -403,7 +398,8 @@ impl ConsumerStore for Mysql {
         let sql = "update postroom_inbox_versions set version = ? where consumer = ? and aggregate = ?";
         tx.exec_drop(sql, (version, consumer.as_str(), hash(aggregate))).await.map_err(failed)?;
         let Some(next) = version.checked_add(1) else { return Ok(()) };
-        let sql = "update postroom_inbox_messages set state = 'ready', due_at = utc_timestamp(6), waits_since = utc_timestamp(6)
+        let sql = "update postroom_inbox_messages force index (postroom_inbox_messages_aggregate)
+                      set state = 'ready', due_at = utc_timestamp(6), waits_since = utc_timestamp(6)
                     where consumer = ? and aggregate_type = ? and aggregate_id = ? and aggregate_version = ? and state = 'early'";
         let parameters = (consumer.as_str(), &aggregate.kind, &aggregate.id, next);
         tx.exec_drop(sql, parameters).await.map_err(failed)
@@ -416,7 +412,7 @@ impl ConsumerStore for Mysql {
         above: i64,
         below: i64,
     ) -> Result<Vec<(i64, bool)>, StoreError> {
-        let sql = "select aggregate_version, state = 'early' from postroom_inbox_messages
+        let sql = "select aggregate_version, state = 'early' from postroom_inbox_messages force index (postroom_inbox_messages_aggregate)
                     where consumer = ? and aggregate_type = ? and aggregate_id = ? and aggregate_version > ? and aggregate_version < ?
                     order by aggregate_version";
         let parameters = (consumer.as_str(), &aggregate.kind, &aggregate.id, above, below);

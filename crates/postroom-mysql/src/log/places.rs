@@ -19,23 +19,31 @@ pub(crate) async fn give(conn: &mut Conn, lanes: &[u16], limit: usize) -> Result
     }
     let each = limit.div_ceil(waiting.len()).max(1);
     let mut tx = conn.start_transaction(TxOpts::default()).await?;
-    // The counter may be that of a backup, or rows may have been put back: no place at or below a position is given again.
     let sql = "select p.lane, greatest(p.next_place,
                       coalesce((select max(l.position) from postroom_routes r
-                                 straight_join postroom_lanes l force index (primary) on l.route = r.name and l.lane = p.lane), 0) + 1,
-                      coalesce((select o.place from postroom_outbox o where o.lane = p.lane order by o.place desc limit 1), 0) + 1)
+                                 straight_join postroom_lanes l force index (primary) on l.route = r.name and l.lane = p.lane), 0) + 1)
                  from postroom_places p
                 where p.lane in (select n.lane from json_table(?, '$[*]' columns (lane smallint path '$')) n)
                 order by p.lane for update";
     let counters: Vec<(u16, i64)> = tx.exec(sql, (json(&waiting),)).await?;
+    // The lane is a value in each part: where it comes from another table, MySQL sorts all rows of the lane for the last of them.
     let of_lane =
-        "(select o.lane, o.seq from postroom_outbox o where o.lane = ? and o.place is null order by o.seq limit ?)";
+        "(select o.lane, o.place, null as seq from postroom_outbox o where o.lane = ? order by o.place desc limit 1)
+         union all
+         (select o.lane, null, o.seq from postroom_outbox o where o.lane = ? and o.place is null order by o.seq limit ?)";
     let sql = vec![of_lane; counters.len()].join(" union all ");
-    let parameters = counters.iter().flat_map(|(lane, _)| [(*lane).into(), (each as u64).into()]).collect();
-    let mut rows: Vec<(u16, i64)> = tx.exec(sql, Params::Positional(parameters)).await?;
+    let parameters = counters.iter().flat_map(|(lane, _)| [(*lane).into(), (*lane).into(), (each as u64).into()]);
+    let found: Vec<(u16, Option<i64>, Option<i64>)> = tx.exec(sql, Params::Positional(parameters.collect())).await?;
+    let mut next: HashMap<u16, i64> = counters.into_iter().collect();
+    // The counter may be that of a backup, or rows may have been put back: no place at or below a position is given again.
+    for (lane, place, _) in &found {
+        if let (Some(next), Some(last)) = (next.get_mut(lane), place) {
+            *next = last.saturating_add(1).max(*next);
+        }
+    }
+    let mut rows: Vec<(u16, i64)> = found.into_iter().filter_map(|(lane, _, seq)| Some((lane, seq?))).collect();
     rows.sort_unstable();
     let (mut given, mut full) = (Vec::with_capacity(rows.len()), false);
-    let mut next: HashMap<u16, i64> = counters.into_iter().collect();
     for chunk in rows.chunk_by(|(lane, _), (other, _)| lane == other) {
         full |= chunk.len() >= each;
         for (lane, seq) in chunk {

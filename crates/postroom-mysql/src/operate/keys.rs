@@ -52,7 +52,7 @@ pub(crate) async fn waiting_keys(
                 greatest(timestampdiff(microsecond, utc_timestamp(6), h.due_at), 0) / 1e6 as retry_in, h.last_error as reason
            from postroom_inbox_messages h
            join postroom_inbox_messages m
-             on m.consumer = h.consumer and m.ordering_key = h.ordering_key and m.state in ('ready', 'claimed')
+             on m.consumer = h.consumer and m.key_hash = h.key_hash and m.ordering_key = h.ordering_key and m.state in ('ready', 'claimed')
           where h.state = 'ready' and h.attempts > 0 and h.ordering_key is not null and (:route is null or h.consumer = :route)
           group by h.seq, h.consumer, h.ordering_key, h.id, h.attempts, h.due_at, h.last_error order by since desc limit :limit";
     let sql = match side {

@@ -14,7 +14,7 @@ pub(crate) async fn receptions(conn: &mut Conn, id: MessageId) -> Result<Vec<Rec
                       coalesce(m.attempts, 0) as attempts, m.last_error, m.history, m.claimed_by,
                       coalesce(timestampdiff(microsecond, utc_timestamp(6), m.due_at), 0) / 1e6 as due_in,
                       (select h.id from postroom_inbox_messages h
-                        where h.consumer = m.consumer and h.ordering_key = m.ordering_key and h.seq < m.seq
+                        where h.consumer = m.consumer and h.key_hash = m.key_hash and h.ordering_key = m.ordering_key and h.seq < m.seq
                           and m.state <> 'claimed' and h.state in ('ready', 'claimed') order by h.seq limit 1) as behind,
                       coalesce(d.attempts, 0) as dead_attempts, d.cause, d.error, d.history as dead_history,
                       coalesce(timestampdiff(microsecond, d.died_at, utc_timestamp(6)), 0) / 1e6 as died_ago,

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
-use postroom::{Delivery, Outcome, Report, Route, Settlement, Source, Want};
-use postroom_mysql::{MysqlSource, migrate, options_of};
-use postroom_testkit::services::{MysqlServer, mysql_is_chosen};
+use mysql_async::{Conn, Opts};
+use postroom::{Consumer, ConsumerStore, Delivery, Outcome, Report, Route, Session, Settle, Settlement, Source, Want};
+use postroom_mysql::{Mysql, MysqlSession, MysqlSource, migrate, options_of};
+use postroom_testkit::services::MysqlServer;
 use postroom_testkit::surroundings;
 
 /// Of one claim.
@@ -37,6 +37,17 @@ async fn filled(conn: &mut Conn) {
     conn.query_drop(sql).await.unwrap();
 }
 
+/// A server of the test's own, since it counts for everybody; and a connection to count with.
+async fn server(name: &str) -> (MysqlServer, Conn, Opts) {
+    let dir = surroundings::scratch(name).join("server");
+    let server = tokio::task::spawn_blocking(move || MysqlServer::start(&dir)).await.unwrap().unwrap();
+    let mut admin = Conn::new(options_of(&server.url("mysql")).unwrap()).await.unwrap();
+    admin.query_drop("create database shop").await.unwrap();
+    let opts = options_of(&server.url("shop")).unwrap();
+    migrate(&opts, Some(16)).await.unwrap();
+    (server, admin, opts)
+}
+
 /// A thousand heads of keys, none of them due, and a million behind them.
 async fn parked(conn: &mut Conn) {
     let sql = format!(
@@ -51,17 +62,7 @@ async fn parked(conn: &mut Conn) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_claim_reads_does_not_grow_with_the_table() {
-    if mysql_is_chosen() {
-        // docs/mysql.md says so.
-        return println!("not on MySQL: a claim has been seen to read all of a million rows there");
-    }
-    let dir = surroundings::scratch("mariadb-plans").join("server");
-    // Of its own, since it counts for everybody.
-    let server = tokio::task::spawn_blocking(move || MysqlServer::start(&dir)).await.unwrap().unwrap();
-    let mut admin = Conn::new(options_of(&server.url("mysql")).unwrap()).await.unwrap();
-    admin.query_drop("create database shop").await.unwrap();
-    let opts = options_of(&server.url("shop")).unwrap();
-    migrate(&opts, Some(16)).await.unwrap();
+    let (_server, mut admin, opts) = server("mariadb-plans").await;
     let mut shop = Conn::new(opts.clone()).await.unwrap();
     filled(&mut shop).await;
     let route = Route { lease: Duration::from_secs(60), ..Route::new("orders") };
@@ -102,4 +103,56 @@ async fn what_a_claim_reads_does_not_grow_with_the_table() {
     );
     assert!(of_parked >= 100, "{of_parked}");
     assert!(nothing_due < bound && some_due < 2 * bound, "{nothing_due}, {some_due}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_take_reads_does_not_grow_with_the_queue() {
+    let (_server, mut admin, opts) = server("mariadb-queues").await;
+    let mut shop = Conn::new(opts.clone()).await.unwrap();
+    shop.query_drop("create table digits (d int primary key)").await.unwrap();
+    shop.query_drop("insert into digits values (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)").await.unwrap();
+    // Of one key 20,000; of each of 100 others 100.
+    let sql = format!(
+        "insert into postroom_inbox_messages (consumer, id, state, due_at, waits_since, ordering_key, `key`, topic, type, payload,
+                                              content_type)
+         select 'totals', lower({ID}), 'ready', utc_timestamp(6), utc_timestamp(6), k, k, 'orders', 'order.placed', 'x', 'x'
+           from (select n, if(n < 20000, 'hot', concat('key-', n % 100)) as k from {NUMBERS}) all_of_them where n < 30000"
+    );
+    shop.query_drop(sql).await.unwrap();
+    let consumer = Consumer::new("totals").unwrap();
+    let mut session = MysqlSession::new(&opts);
+    let mut take = async |admin: &mut Conn| {
+        let before = read(admin).await;
+        let mut tx = session.begin().await.unwrap();
+        let taken = Mysql::take(&mut tx, &consumer, "worker", 1000, Duration::from_secs(600), 3).await.unwrap();
+        Mysql::commit(tx).await.unwrap();
+        (taken, read(admin).await - before)
+    };
+    // The first of each key, until all others are known to be behind it.
+    let mut taken = Vec::new();
+    for _ in 0..20 {
+        taken.extend(take(&mut admin).await.0);
+    }
+    assert_eq!(taken.len(), 101);
+    let (nothing, reads) = take(&mut admin).await;
+    assert!(nothing.is_empty() && reads < 2_000, "{reads} rows read for nothing");
+    let mut settling = MysqlSession::new(&opts);
+    for (of, bound) in [("hot", 1), ("key-", 100)] {
+        let before = read(&mut admin).await;
+        let of_them =
+            taken.iter().filter(|waiting| waiting.message.key.as_deref().is_some_and(|key| key.starts_with(of)));
+        for waiting in of_them {
+            let mut tx = settling.begin().await.unwrap();
+            let settled = Mysql::settle(&mut tx, &consumer, waiting.message.id, waiting.claim, &Settle::Done).await;
+            assert!(settled.unwrap());
+            Mysql::commit(tx).await.unwrap();
+        }
+        let settled = read(&mut admin).await - before;
+        let (next, reads) = take(&mut admin).await;
+        println!("{of}: {settled} rows read to settle {bound}, {reads} to take {}", next.len());
+        assert_eq!(next.len(), bound);
+        // Whoever has had one for too long is looked for among all that are in work.
+        let bound = READ_EACH * bound as u64 + 200;
+        assert!(settled < bound && reads < bound, "{of}: {settled}, {reads}");
+    }
 }

@@ -33,6 +33,7 @@ async fn migrating_again_changes_nothing() {
         "waits",
         "steps",
         "intake",
+        "queues",
     ];
     assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();
@@ -68,7 +69,10 @@ async fn rows_with_times_that_are_none_get_the_nearest_time() {
     for time in ["infinity", "-infinity", "294276-12-31", "2026-11-23 18:00:00+00"] {
         client.execute(insert, &[&time]).await.unwrap();
     }
-    assert_eq!(migrate(&connector(&database), None).await.unwrap().applied, [(21, "steps"), (22, "intake")]);
+    assert_eq!(
+        migrate(&connector(&database), None).await.unwrap().applied,
+        [(21, "steps"), (22, "intake"), (23, "queues")]
+    );
     let years = "select extract(year from occurred_at at time zone 'UTC')::int from postroom.outbox order by seq";
     let years: Vec<i32> = client.query(years, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
     assert_eq!(years, [9999, 1, 9999, 2026]);

@@ -333,6 +333,39 @@ async fn taking_from_an_inbox_passes_over_none_that_are_not_due() {
 }
 
 #[tokio::test]
+async fn taking_from_an_inbox_costs_no_more_for_long_queues() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    // 40 messages of each of 1,000 keys, and of one 60,000; then the first of each is in work and the others are known to be behind it.
+    let rows = "insert into postroom.inbox_messages (consumer, message_id, ordering_key, topic, type, payload, content_type)
+                select 'billing', gen_random_uuid(), case when n > 40000 then 'hot' else 'key-' || n % 1000 end, 'orders', 'order.placed', '', 'x'
+                  from generate_series(1, 100000) n;
+                do $$ begin for i in 1..55 loop perform postroom.inbox_take('billing', 1000); end loop; end $$";
+    client.batch_execute(rows).await.unwrap();
+    let in_work = "select count(*) from postroom.inbox_messages where state = 'claimed'";
+    assert_eq!(client.query_one(in_work, &[]).await.unwrap().get::<_, i64>(0), 1001);
+    let done = |of: &str| {
+        format!(
+            "select count(postroom.inbox_done('billing', message_id, claim)) from postroom.inbox_messages where state = 'claimed' {of}"
+        )
+    };
+    let take = "select count(*) from postroom.inbox_take('billing', 1000)";
+    // Without statistics, and with those of a table of this size; without the traces of rows that were changed.
+    for upkeep in ["vacuum", "vacuum analyze"] {
+        client.batch_execute(&format!("{upkeep} postroom.inbox_messages")).await.unwrap();
+        client.execute(&done("and ordering_key = 'hot'"), &[]).await.unwrap();
+        let explained = format!("explain (analyze, buffers, format json) {take}");
+        let of_one = buffers(&client.query_one(&explained, &[]).await.unwrap().get::<_, Value>(0)[0]["Plan"]);
+        client.execute(&done("and ordering_key <> 'hot'"), &[]).await.unwrap();
+        let of_many = buffers(&client.query_one(&explained, &[]).await.unwrap().get::<_, Value>(0)[0]["Plan"]);
+        println!(
+            "buffers of a take of one message of a queue of 60,000: {of_one}; of 1,000 of 1,000 queues: {of_many}"
+        );
+        assert!(of_one < 1_500 && of_many < 200_000, "{upkeep}: {of_one}, {of_many}");
+    }
+}
+
+#[tokio::test]
 async fn statistics_of_an_empty_table_do_not_make_claims_of_parked_messages_quadratic() {
     let database = prepared().await;
     let client = database.connect().await;

@@ -2,6 +2,7 @@
 
 mod filling;
 mod once;
+mod queue;
 mod receiving;
 mod transaction;
 

@@ -6,11 +6,12 @@ use async_trait::async_trait;
 use postroom::{
     Admitted, Aggregate, BoxError, Consumer, ConsumerStore, Keep, Message, MessageId, Settle, StoreError, Waiting,
 };
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::Sqlite;
 use crate::connect::{NOW, store_error};
 use crate::inbox::filling::{is_about_values, keep_dead};
+use crate::inbox::queue;
 use crate::inbox::transaction::{SqliteTransaction, refused};
 use crate::log::record::noted;
 use crate::log::row::message_of;
@@ -34,7 +35,7 @@ fn admit(tx: &Connection, consumer: &Consumer, id: MessageId, key: Option<&str>)
     Ok(if behind { Admitted::Behind } else { Admitted::New })
 }
 
-fn keep(
+pub(super) fn keep(
     tx: &Connection,
     consumer: &Consumer,
     message: &Message,
@@ -84,7 +85,7 @@ fn shorten_waits_of_a_clock_that_was_ahead(tx: &Connection, consumer: &Consumer)
     let shorten = format!(
         "update postroom_inbox_messages
             set due_ms = {NOW} + (due_ms - coalesce(waits_since_ms, ?2)), waits_since_ms = {NOW}
-          where consumer = ?1 and due_ms > {NOW} and coalesce(waits_since_ms, ?2) > {NOW} + 2000"
+          where consumer = ?1 and put_off = 0 and due_ms > {NOW} and coalesce(waits_since_ms, ?2) > {NOW} + 2000"
     );
     tx.execute(&shorten, params![consumer.as_str(), looked.map(|(_, at)| at)])?;
     let looked = format!(
@@ -93,7 +94,7 @@ fn shorten_waits_of_a_clock_that_was_ahead(tx: &Connection, consumer: &Consumer)
     tx.execute(&looked, [consumer.as_str()]).map(drop)
 }
 
-fn take(
+pub(super) fn take(
     tx: &Connection,
     consumer: &Consumer,
     owner: &str,
@@ -105,7 +106,7 @@ fn take(
     let lapsed: Vec<(String, u32)> = tx
         .prepare_cached(&format!(
             "select id, claims from postroom_inbox_messages
-              where consumer = ?1 and state = 'claimed' and due_ms <= {NOW} and claims >= ?2 limit 100"
+              where consumer = ?1 and put_off = 0 and state = 'claimed' and due_ms <= {NOW} and claims >= ?2 limit 100"
         ))?
         .query_map(params![consumer.as_str(), claims_max], |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect::<Result<_, _>>()?;
@@ -113,38 +114,28 @@ fn take(
         let error = format!("{claims} claims in a row ended without a word: whoever had it died or hung");
         bury(tx, consumer, &id, None, "poison", &error)?;
     }
-    let sql = format!(
-        "select m.*, (m.window_over or m.state = 'early') as was_early from postroom_inbox_messages m
-          where m.consumer = ?1 and m.due_ms <= {NOW}
-            and (m.state <> 'early' or not exists (
-                 select 1 from postroom_inbox_messages e
-                  where e.consumer = m.consumer and e.aggregate_type = m.aggregate_type and e.aggregate_id = m.aggregate_id
-                    and e.aggregate_version < m.aggregate_version and e.state = 'early' and e.due_ms <= {NOW}))
-            and (m.state in ('early', 'claimed') or m.ordering_key is null or not exists (
-                 select 1 from postroom_inbox_messages e
-                  where e.consumer = m.consumer and e.ordering_key = m.ordering_key and e.state <> 'early'
-                    and (e.seq < m.seq or e.state = 'claimed') and e.seq <> m.seq))
-          order by m.due_ms, m.seq limit ?2"
-    );
-    let mut taken: Vec<Waiting> = tx
-        .prepare_cached(&sql)?
-        .query_map(params![consumer.as_str(), max as i64], |row| {
-            Ok(Waiting {
-                claim: row.get::<_, i64>("claim")? + 1,
-                claims: row.get::<_, u32>("claims")? + 1,
-                attempts: row.get("attempts")?,
-                window_over: row.get("was_early")?,
-                message: message_of(row)?.0,
-            })
-        })?
-        .collect::<Result<_, _>>()?;
-    // An early message whose window ended together with one of its key waits for the next take.
-    let mut keys = std::collections::HashSet::new();
-    taken.retain(|waiting| waiting.message.ordering_key().is_none_or(|key| keys.insert(key.to_owned())));
+    let chosen = queue::due(tx, consumer, max)?;
+    let mut statement = tx.prepare_cached(
+        "select m.*, (m.window_over or m.state = 'early') as was_early from postroom_inbox_messages m where m.seq = ?1",
+    )?;
+    let waiting = |row: &Row<'_>| {
+        Ok(Waiting {
+            claim: row.get::<_, i64>("claim")? + 1,
+            claims: row.get::<_, u32>("claims")? + 1,
+            attempts: row.get("attempts")?,
+            window_over: row.get("was_early")?,
+            message: message_of(row)?.0,
+        })
+    };
+    let mut taken = Vec::with_capacity(chosen.len());
+    for seq in chosen {
+        taken.push(statement.query_row([seq], waiting)?);
+    }
     for waiting in &taken {
         tx.prepare_cached(&format!(
             "update postroom_inbox_messages
-                set state = 'claimed', claim = ?3, claims = ?4, claimed_by = ?5, due_ms = {NOW} + ?6, waits_since_ms = {NOW}, window_over = ?7
+                set state = 'claimed', claim = ?3, claims = ?4, claimed_by = ?5, due_ms = {NOW} + ?6, waits_since_ms = {NOW}, window_over = ?7,
+                    put_off = 0
               where consumer = ?1 and id = ?2"
         ))?
         .execute(params![
@@ -180,7 +171,7 @@ fn bury(
     Ok(())
 }
 
-fn settle(
+pub(super) fn settle(
     tx: &Connection,
     consumer: &Consumer,
     id: MessageId,

@@ -1,11 +1,13 @@
 //! What every `ConsumerStore` promises to those who handle messages, through every driver.
 
+use std::collections::HashMap;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{
     Admitted, Aggregate, Cause, Consumer, ConsumerStore, FillerStore, Keep, Message, MessageId, Session, Settle,
-    Waiting,
+    StoreError, Waiting,
 };
 
 use super::Fixture;
@@ -47,6 +49,7 @@ macro_rules! consumer_store_conforms {
             what_is_given_back_costs_no_claim
             a_message_that_ends_its_workers_becomes_a_dead_letter
             a_dead_message_lets_its_key_go_on
+            many_workers_drain_long_queues_in_order
             what_cannot_be_kept_is_kept_as_dead
             an_early_version_waits_for_its_predecessor
             one_filler_at_a_time
@@ -261,6 +264,68 @@ pub async fn a_dead_message_lets_its_key_go_on<F: Inbox>(inbox: F) {
         F::Store::admit(&mut tx, &consumer(), &[(messages[0].id, None)]).await.expect("admit")
     });
     assert_eq!(known, [Admitted::Duplicate], "a repeated delivery of it is no news");
+}
+
+/// I4, and none is left behind: whoever takes a message out of a queue meets those who look at what is behind it.
+pub async fn many_workers_drain_long_queues_in_order<F: Inbox>(inbox: F) {
+    const KEYS: i64 = 6;
+    const EACH: i64 = 40;
+    let queued: Vec<Message> = (0..KEYS * EACH)
+        .map(|n| message(&format!("key-{}", n % KEYS)).aggregate("queue", format!("key-{}", n % KEYS), n / KEYS))
+        .collect();
+    keep::<F>(&mut inbox.session(), &queued, Keep::Ready).await;
+    let (left, handled) = (Mutex::new(queued.len()), Mutex::new(HashMap::<String, Vec<i64>>::new()));
+    let worker = async |number: usize| {
+        let mut session = inbox.session();
+        let mut turn = number;
+        while *left.lock().expect("unharmed") > 0 {
+            let taken = {
+                let mut tx = session.begin().await.expect("begin");
+                match F::Store::take(&mut tx, &consumer(), "worker", 1 + number % 3, LEASE, CLAIMS_MAX).await {
+                    Ok(taken) => F::Store::commit(tx).await.map(|()| taken).unwrap_or_default(),
+                    Err(StoreError::Busy { .. }) => Vec::new(),
+                    Err(error) => panic!("take: {error}"),
+                }
+            };
+            for waiting in taken {
+                let error = "no".to_owned();
+                turn += 1;
+                let how = match turn % 9 {
+                    0 => Settle::GivenBack,
+                    3 => Settle::Retry { after: Duration::ZERO, attempts: 1, error },
+                    // The last key steps aside now and then, and is in no order any more.
+                    6 if waiting.message.key.as_deref() == Some("key-5") => Settle::Early { window: Duration::ZERO },
+                    7 => Settle::Dead { attempts: 1, cause: Cause::Permanent, error },
+                    _ => Settle::Done,
+                };
+                // What was not settled is this worker's still.
+                let ended = loop {
+                    let mut tx = session.begin().await.expect("begin");
+                    match F::Store::settle(&mut tx, &consumer(), waiting.message.id, waiting.claim, &how).await {
+                        Ok(held) if F::Store::commit(tx).await.is_ok() => break held,
+                        Ok(_) | Err(StoreError::Busy { .. }) => {}
+                        Err(error) => panic!("settle: {error}"),
+                    }
+                };
+                assert!(ended, "nobody else has it: {:?}", waiting.message.id);
+                if matches!(how, Settle::Done | Settle::Dead { .. }) {
+                    let mut handled = handled.lock().expect("unharmed");
+                    let queue = handled.entry(waiting.message.key.clone().unwrap_or_default()).or_default();
+                    queue.extend(waiting.message.aggregate_version);
+                    *left.lock().expect("unharmed") -= 1;
+                }
+            }
+        }
+    };
+    let all = futures_util::future::join_all((0..6).map(worker));
+    if tokio::time::timeout(Duration::from_secs(120), all).await.is_err() {
+        panic!("{} of {} messages were left where nobody takes them", left.lock().expect("unharmed"), queued.len());
+    }
+    let mut handled = handled.into_inner().expect("unharmed");
+    handled.remove("key-5");
+    for (key, versions) in handled {
+        assert!(versions.iter().copied().eq(0..EACH), "{key} was handled in the order {versions:?}");
+    }
 }
 
 pub async fn what_cannot_be_kept_is_kept_as_dead<F: Inbox>(inbox: F) {

@@ -1,6 +1,6 @@
 //! Real servers that belong to one test run.
 //!
-//! [`PostgresServer`], [`PgBouncer`], [`MysqlServer`] and [`RabbitServer`] are started from the Debian packages, [`NatsServer`] from a Python package, each on a free loopback
+//! [`PostgresServer`], [`PgBouncer`], [`MysqlServer`] and [`RabbitServer`] are started from the Debian packages, [`NatsServer`] from a Python package, [`KafkaServer`] from Java archives, each on a free loopback
 //! port, with a data folder of its own. A server that already runs on the machine is neither used nor touched.
 //!
 //! Promise: a server that was started here ends when its value is dropped, and a little later when the whole process
@@ -10,6 +10,7 @@
 
 mod account;
 mod folder;
+mod kafka;
 mod mysql;
 mod nats;
 mod pgbouncer;
@@ -22,6 +23,7 @@ mod seaweedfs;
 mod tmpfs;
 mod wait;
 
+pub use kafka::{KAFKA_JARS, KafkaSecurity, KafkaServer};
 pub use mysql::{MYSQL_ROOT, MysqlServer};
 pub use nats::{NATS_PROGRAM, NatsServer};
 pub use pgbouncer::PgBouncer;
@@ -55,6 +57,12 @@ pub fn missing() -> Vec<&'static str> {
     if mysql::mariadb_programs().is_none() {
         // Without the package that starts a server of its own.
         packages.extend(["mariadb-server-core", "mariadb-client-core"]);
+    }
+    if prometheus::program("java").is_none() {
+        packages.push("openjdk-17-jre-headless");
+    }
+    if prometheus::program("mvn").is_none() {
+        packages.push("maven");
     }
     packages
 }

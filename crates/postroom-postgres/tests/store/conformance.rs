@@ -1,9 +1,5 @@
 //! The PostgreSQL store passes the suites that every store passes.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
 /// The relay's end.
 mod source {
     postroom_testkit::source_conforms!(crate::fixture::Postgres);

@@ -1,0 +1,201 @@
+//! Whether topics are there, and what could lose what they have confirmed, without changing anything.
+
+use std::time::{Duration, Instant};
+
+use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifier};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::error::RDKafkaErrorCode as Code;
+use tokio::task::spawn_blocking;
+
+use super::client::{self, Watcher};
+use super::{KafkaOptions, Opened, address};
+use crate::{CheckFailed, Hazard};
+
+const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
+const ASKED_FOR: Duration = Duration::from_secs(1);
+/// Topics that a template may name and that are looked at.
+const TOPICS_MAX: usize = 200;
+
+/// A topic, as the brokers describe it.
+struct Topic {
+    name: String,
+    partitions: usize,
+    /// Of the partition that has the fewest.
+    replicas: usize,
+}
+
+struct Cluster {
+    brokers: usize,
+    /// The one that was asked for, or all.
+    topics: Vec<Topic>,
+}
+
+/// What a sink publishes to.
+pub(super) async fn of_sink(options: &KafkaOptions) -> Result<String, CheckFailed> {
+    let opened = options.opened().map_err(unusable)?;
+    let cluster = cluster(options, &opened).await?;
+    let brokers = counted(cluster.brokers, "broker");
+    let encrypted = if opened.address.is_encrypted { "encrypted with TLS" } else { "not encrypted" };
+    let Some(wanted) = opened.topic.fixed() else {
+        let topics = counted(cluster.topics.len(), "topic");
+        return Ok(format!(
+            "{brokers} with {topics}; whether those of {:?} are among them shows with the first message of each; the connection is {encrypted}",
+            options.topic
+        ));
+    };
+    let topic = cluster.topics.iter().find(|topic| topic.name == wanted).ok_or_else(|| missing(wanted))?;
+    let partitions = counted(topic.partitions, "partition");
+    let replicas = counted(topic.replicas, "replica");
+    Ok(format!("topic {wanted:?} has {partitions} with {replicas}; {brokers}, the connection is {encrypted}"))
+}
+
+/// Settings of topics that lose what was confirmed.
+pub(super) async fn hazards(options: &KafkaOptions) -> Result<Vec<Hazard>, CheckFailed> {
+    let opened = options.opened().map_err(unusable)?;
+    let cluster = cluster(options, &opened).await?;
+    let topics: Vec<&Topic> = match opened.topic.fixed() {
+        Some(wanted) => cluster.topics.iter().filter(|topic| topic.name == wanted).collect(),
+        None => cluster.topics.iter().filter(|topic| opened.topic.may_be(&topic.name)).take(TOPICS_MAX).collect(),
+    };
+    if topics.is_empty() {
+        return Ok(Vec::new());
+    }
+    let admin: AdminClient<DefaultClientContext> =
+        client::config(&opened.address).create().map_err(|error| failed(options, &error.to_string()))?;
+    let asked: Vec<ResourceSpecifier<'_>> = topics.iter().map(|topic| ResourceSpecifier::Topic(&topic.name)).collect();
+    let within = AdminOptions::new().request_timeout(Some(ANSWERS_WITHIN));
+    let described =
+        admin.describe_configs(&asked, &within).await.map_err(|error| failed(options, &error.to_string()))?;
+    Ok(topics
+        .iter()
+        .zip(described)
+        .flat_map(|(topic, config)| of_topic(topic, config.as_ref().map_err(|code| *code)))
+        .collect())
+}
+
+/// Pure.
+fn of_topic(topic: &Topic, config: Result<&ConfigResource, Code>) -> Vec<Hazard> {
+    let Topic { name, replicas, .. } = topic;
+    let mut found = Vec::new();
+    let mut hazard = |is_known, problem: String, advice: String| found.push(Hazard { is_known, problem, advice });
+    if *replicas < 2 {
+        hazard(
+            true,
+            format!(
+                "topic {name:?} has one replica: what it has confirmed is lost with the disk of one broker, and the last of it with a power failure"
+            ),
+            "give it three replicas on machines that do not fail together (kafka-reassign-partitions.sh)".to_owned(),
+        );
+    }
+    let config = match config {
+        Ok(config) => config,
+        Err(code) => {
+            let advice = "give the user DESCRIBE_CONFIGS on the topic".to_owned();
+            hazard(false, format!("the settings of topic {name:?} cannot be read: {code}"), advice);
+            return found;
+        }
+    };
+    let value = |setting: &str| config.get(setting).and_then(|entry| entry.value.clone());
+    let set = |setting: &str| {
+        format!("kafka-configs.sh --alter --entity-type topics --entity-name {name} --add-config {setting}")
+    };
+    match value("min.insync.replicas").as_deref().map(str::parse::<usize>) {
+        Some(Ok(least)) if *replicas > 1 && least < 2 => hazard(
+            true,
+            format!(
+                "topic {name:?} has min.insync.replicas = {least}: with the others behind, one broker alone confirms, and what only that one has is lost with it"
+            ),
+            set("min.insync.replicas=2"),
+        ),
+        // Nothing could be written while one of them is away; that waits, and loses nothing.
+        Some(Ok(_)) => {}
+        _ => hazard(
+            false,
+            format!("min.insync.replicas of topic {name:?} is not told"),
+            "use Kafka 2.0 or newer".to_owned(),
+        ),
+    }
+    if value("unclean.leader.election.enable").as_deref() == Some("true") {
+        hazard(
+            true,
+            format!(
+                "topic {name:?} may be led by a replica that is behind (unclean.leader.election.enable): what only the others have is thrown away"
+            ),
+            set("unclean.leader.election.enable=false"),
+        );
+    }
+    if value("cleanup.policy").is_some_and(|policy| policy.contains("compact")) {
+        hazard(
+            true,
+            format!("topic {name:?} is compacted: of each key it keeps the newest message only, read or not"),
+            set("cleanup.policy=delete"),
+        );
+    }
+    found
+}
+
+async fn cluster(options: &KafkaOptions, opened: &Opened) -> Result<Cluster, CheckFailed> {
+    let watcher = Watcher::default();
+    let (seen, asking) = (watcher.clone(), watcher.clone());
+    let (address, options_too, wanted) =
+        (opened.address.clone(), options.clone(), opened.topic.fixed().map(str::to_owned));
+    let asked = spawn_blocking(move || {
+        let producer = client::producer(&address, &options_too, watcher).map_err(|error| error.to_string())?;
+        let client = rdkafka::producer::Producer::client(&producer);
+        let since = Instant::now();
+        let metadata = loop {
+            match client.fetch_metadata(wanted.as_deref(), ASKED_FOR) {
+                Ok(metadata) => break metadata,
+                // The client goes on trying; whoever asks wants to know what is wrong.
+                Err(error) if asking.down().is_some() || since.elapsed() >= ANSWERS_WITHIN => {
+                    return Err(error.to_string());
+                }
+                Err(_) => {}
+            }
+        };
+        let topics = metadata.topics().iter().filter(|topic| topic.error().is_none() && !topic.partitions().is_empty());
+        let topics = topics.map(|topic| Topic {
+            name: topic.name().to_owned(),
+            partitions: topic.partitions().len(),
+            replicas: topic.partitions().iter().map(|partition| partition.replicas().len()).min().unwrap_or_default(),
+        });
+        Ok::<_, String>(Cluster { brokers: metadata.brokers().len(), topics: topics.collect() })
+    });
+    match asked.await {
+        Ok(Ok(cluster)) => Ok(cluster),
+        Ok(Err(problem)) => Err(failed(options, &seen.down().unwrap_or(problem))),
+        Err(error) => Err(failed(options, &error.to_string())),
+    }
+}
+
+fn failed(options: &KafkaOptions, problem: &str) -> CheckFailed {
+    let lower = problem.to_lowercase();
+    let advice = if lower.contains("authentication") {
+        "correct the user, the password and the mechanism in the URL, with special characters percent-encoded"
+    } else if lower.contains("ssl") || lower.contains("certificate") {
+        "use kafkas:// where the broker's listener has TLS and kafka:// where it has not; for a CA of your own add cacertfile=/path/to/ca.pem"
+    } else {
+        "correct the URL, or start the broker; what it calls itself (advertised.listeners) must be reachable from here too"
+    };
+    CheckFailed {
+        problem: format!("ask Kafka at {}: {problem}", address::shown(&options.url)),
+        advice: advice.to_owned(),
+    }
+}
+
+fn missing(topic: &str) -> CheckFailed {
+    CheckFailed {
+        problem: format!("topic {topic:?} does not exist"),
+        advice: format!(
+            "create it with `kafka-topics.sh --create --topic {topic} --partitions 12 --replication-factor 3`"
+        ),
+    }
+}
+
+fn unusable(problem: String) -> CheckFailed {
+    CheckFailed { problem, advice: "correct the section in the configuration".to_owned() }
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}

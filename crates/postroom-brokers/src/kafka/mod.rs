@@ -1,0 +1,159 @@
+//! Apache Kafka: publishing with an idempotent producer that all replicas in sync must confirm.
+//!
+//! - A message counts as stored when the delivery report of this very message says so (`acks=all`). Everything else is *unknown*, unless the
+//!   broker said what is wrong with it.
+//! - The key of a message is the key of its record, so that all messages of a key are in one partition, in their order. The client sends again
+//!   by itself within the deadline, and the brokers recognise what they have (`enable.idempotence`): neither changes the order nor repeats.
+//! - What was unknown is published again by the relay, and may then be there twice: Kafka does not look at message ids.
+//! - A topic that does not exist is not created by publishing to it, whatever the broker's settings.
+
+mod address;
+mod check;
+mod client;
+mod record;
+mod sink;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use postroom::Sink;
+use serde::Deserialize;
+
+use crate::template::Template;
+use crate::{Broker, CheckFailed, Hazard, OpenSinkError, Section, SinkOptions};
+
+use address::Address;
+
+pub use sink::KafkaSink;
+
+/// `[routes.sink]` with `kind = "kafka"`.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KafkaOptions {
+    /// `kafka://` or, for TLS, `kafkas://` URL with brokers to begin with. Certificates are verified against the system's roots or what
+    /// `cacertfile` in the URL names; `certfile` and `keyfile` are a client certificate; `mechanism` is that of SASL.
+    pub url: String,
+    /// The topic of a message, with its fields in braces; `{topic}` by default, its topic in the outbox. It must exist.
+    #[serde(default = "default_topic")]
+    pub topic: String,
+    /// How batches are compressed: `none` (the default), `lz4` or `snappy`.
+    #[serde(default)]
+    pub compression: Compression,
+    /// Most messages of a batch; 1000 by default.
+    #[serde(default = "default_batch")]
+    pub batch_messages_max: usize,
+    /// Most batches whose confirmations are awaited; 4 by default.
+    #[serde(default = "default_batches")]
+    pub batches_in_flight_max: usize,
+    /// Seconds after which an unconfirmed message counts as unknown; 30 by default.
+    #[serde(default = "default_deadline")]
+    pub publish_deadline_seconds: u64,
+}
+
+/// How batches are compressed on their way to the brokers, and stored there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compression {
+    /// Not at all.
+    #[default]
+    None,
+    /// By LZ4.
+    Lz4,
+    /// By Snappy.
+    Snappy,
+}
+
+impl std::fmt::Debug for KafkaOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KafkaOptions")
+            .field("url", &address::shown(&self.url))
+            .field("topic", &self.topic)
+            .finish_non_exhaustive()
+    }
+}
+
+fn default_topic() -> String {
+    "{topic}".to_owned()
+}
+
+fn default_batch() -> usize {
+    1000
+}
+
+fn default_batches() -> usize {
+    4
+}
+
+fn default_deadline() -> u64 {
+    30
+}
+
+/// Apache Kafka.
+pub const BROKER: Broker = Broker {
+    kind: "kafka",
+    about: "Apache Kafka: an idempotent producer, confirmed by all replicas in sync",
+    sink: Some(Section::sink::<KafkaOptions>(
+        "kind = \"kafka\"\nurl = \"kafka://localhost:9092\"\ntopic = \"shop.{topic}\"\n",
+    )),
+    subscription: None,
+};
+
+#[async_trait]
+impl SinkOptions for KafkaOptions {
+    fn open(&self) -> Result<Arc<dyn Sink>, OpenSinkError> {
+        let sink = KafkaSink::new(self.clone())?;
+        if let Ok(address) = Address::parse(&self.url)
+            && !address.is_encrypted
+            && !address.is_here()
+        {
+            tracing::warn!("the connection to Kafka at {} is not encrypted; use kafkas://", address.brokers);
+        }
+        Ok(Arc::new(sink))
+    }
+
+    fn shown(&self) -> String {
+        format!("kafka {}, topic {:?}", address::shown(&self.url), self.topic)
+    }
+
+    async fn check(&self) -> Result<String, CheckFailed> {
+        check::of_sink(self).await
+    }
+
+    async fn hazards(&self) -> Result<Vec<Hazard>, CheckFailed> {
+        check::hazards(self).await
+    }
+}
+
+impl KafkaOptions {
+    /// The defaults for the brokers at `url`.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            topic: default_topic(),
+            compression: Compression::default(),
+            batch_messages_max: default_batch(),
+            batches_in_flight_max: default_batches(),
+            publish_deadline_seconds: default_deadline(),
+        }
+    }
+
+    fn opened(&self) -> Result<Opened, String> {
+        if self.batch_messages_max == 0 || self.batches_in_flight_max == 0 || self.publish_deadline_seconds == 0 {
+            let problem = "batch_messages_max, batches_in_flight_max and publish_deadline_seconds must be at least 1";
+            return Err(problem.to_owned());
+        }
+        let address = Address::parse(&self.url)?;
+        address.files.read()?;
+        let topic = Template::parse(&self.topic).map_err(|problem| format!("topic: {problem}"))?;
+        if let Some(topic) = topic.fixed() {
+            record::check_topic(topic)?;
+        }
+        Ok(Opened { address, topic })
+    }
+}
+
+/// What is made of the options.
+struct Opened {
+    address: Address,
+    topic: Template,
+}

@@ -1,0 +1,399 @@
+//! Publishing: each message has its own delivery report.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use postroom::{Batch, BoxError, FailureKind, Message, Sink, SinkLimits, Unavailable, Verdict, Verdicts};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::future_producer::DeliveryFuture;
+use rdkafka::producer::{FutureRecord, Producer as _};
+use tokio::sync::{Mutex, Semaphore};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::client::{self, Producer, Watcher};
+use super::{KafkaOptions, Opened, address, record};
+use crate::OpenSinkError;
+
+/// A batch is in memory twice while it is on its way.
+const BATCH_BYTES_MAX: usize = 16 << 20;
+/// How long the number of a topic's partitions is taken for what it was.
+const TOPIC_KNOWN_FOR: Duration = Duration::from_secs(60);
+/// The client reports a message that ran out of time a little later.
+const GRACE: Duration = Duration::from_secs(5);
+/// A broker that has not said so much about a topic by then is not there.
+const METADATA_WITHIN: Duration = Duration::from_secs(10);
+
+/// Publishes to topics of one cluster.
+pub struct KafkaSink {
+    options: KafkaOptions,
+    opened: Opened,
+    shown: String,
+    turns: Semaphore,
+    producer: Mutex<Option<Arc<Producer>>>,
+    watcher: Watcher,
+    topics: std::sync::Mutex<HashMap<String, Known>>,
+}
+
+/// What was found of a topic.
+#[derive(Clone, Copy)]
+struct Known {
+    /// Zero: it does not exist.
+    partitions: usize,
+    at: Instant,
+}
+
+impl KafkaSink {
+    /// Checks the options; connects with the first probe or batch.
+    pub fn new(options: KafkaOptions) -> Result<Self, OpenSinkError> {
+        let opened = options.opened().map_err(|problem| OpenSinkError { kind: "kafka", problem })?;
+        let turns = Semaphore::new(options.batches_in_flight_max);
+        let shown = address::shown(&options.url);
+        let (producer, watcher, topics) = (Mutex::default(), Watcher::default(), std::sync::Mutex::default());
+        Ok(Self { options, opened, shown, turns, producer, watcher, topics })
+    }
+
+    fn unavailable(&self, error: impl Into<BoxError>) -> Unavailable {
+        Unavailable::new(format!("Kafka at {}", self.shown), error)
+    }
+
+    fn deadline(&self) -> Duration {
+        Duration::from_secs(self.options.publish_deadline_seconds)
+    }
+
+    /// A producer; a new one where there is none. It connects by itself.
+    async fn producer(&self) -> Result<Arc<Producer>, Unavailable> {
+        let mut slot = self.producer.lock().await;
+        if let Some(producer) = slot.as_ref() {
+            return Ok(producer.clone());
+        }
+        let made = client::producer(&self.opened.address, &self.options, self.watcher.clone());
+        let producer = Arc::new(made.map_err(|error| self.unavailable(error))?);
+        *slot = Some(producer.clone());
+        Ok(producer)
+    }
+
+    /// Ends a producer: nothing that it still has is sent.
+    async fn leave(&self, producer: &Arc<Producer>) {
+        let mut slot = self.producer.lock().await;
+        if slot.as_ref().is_some_and(|current| Arc::ptr_eq(current, producer)) {
+            *slot = None;
+        }
+        end(producer.clone());
+    }
+
+    /// How many partitions a topic has; zero: it does not exist. Asked again after a minute.
+    async fn partitions(&self, producer: &Arc<Producer>, topic: &str) -> Result<usize, Unavailable> {
+        let known = self.topics.lock().unwrap_or_else(PoisonError::into_inner).get(topic).copied();
+        if let Some(known) = known.filter(|known| known.partitions > 0 && known.at.elapsed() < TOPIC_KNOWN_FOR) {
+            return Ok(known.partitions);
+        }
+        let (asked, name) = (producer.clone(), topic.to_owned());
+        let within = METADATA_WITHIN.min(self.deadline());
+        let asking = spawn_blocking(move || partitions(&asked, &name, within));
+        // The call has a limit of its own; this one is for a client that forgets it.
+        let partitions = match timeout(within + GRACE, asking).await {
+            Ok(Ok(found)) => found.map_err(|problem| self.unavailable(problem))?,
+            Ok(Err(error)) => return Err(self.unavailable(error)),
+            Err(_) => return Err(self.unavailable("its client does not answer")),
+        };
+        self.watcher.is_up();
+        if let Some(before) = known.map(|known| known.partitions).filter(|before| *before > 0 && *before != partitions)
+        {
+            tracing::warn!(
+                topic,
+                before,
+                partitions,
+                "the topic has another number of partitions: from now on a key may be in another one than before, where nothing keeps its \
+                 messages behind those that are in the old one"
+            );
+        }
+        let known = Known { partitions, at: Instant::now() };
+        self.topics.lock().unwrap_or_else(PoisonError::into_inner).insert(topic.to_owned(), known);
+        Ok(partitions)
+    }
+
+    /// Hands over all messages that can be sent. Returns what will be reported, by the place in the batch.
+    async fn hand_over(
+        &self,
+        producer: &Arc<Producer>,
+        batch: &Batch,
+        verdicts: &mut Verdicts,
+    ) -> Result<Vec<(usize, String, DeliveryFuture)>, Unavailable> {
+        let mut topics = HashMap::<String, usize>::new();
+        let mut chosen = Vec::with_capacity(batch.messages().len());
+        for (place, message) in batch.messages().iter().enumerate() {
+            let topic = match record::topic(&self.opened.topic, message) {
+                Ok(topic) => topic,
+                Err(reason) => {
+                    verdicts.judge(place, Verdict::failed(FailureKind::Permanent, reason));
+                    continue;
+                }
+            };
+            let partitions = match topics.get(&topic) {
+                Some(partitions) => *partitions,
+                None => self.partitions(producer, &topic).await?,
+            };
+            topics.insert(topic.clone(), partitions);
+            if partitions == 0 {
+                verdicts.judge(place, Verdict::failed(FailureKind::Transient, no_such_topic(&topic)));
+            } else {
+                chosen.push((place, topic, message));
+            }
+        }
+        // Without a pause in between: nobody who gives up waiting leaves half of a batch behind.
+        let mut pending = Vec::with_capacity(chosen.len());
+        for (place, topic, message) in chosen {
+            match send(producer, &topic, message) {
+                Ok(report) => pending.push((place, topic, report)),
+                Err(error) => {
+                    verdicts.judge(place, verdict(&error, &topic, 1));
+                }
+            }
+        }
+        Ok(pending)
+    }
+}
+
+fn no_such_topic(topic: &str) -> String {
+    format!(
+        "topic {topic:?} does not exist; create it with `kafka-topics.sh --create --topic {topic} --partitions … --replication-factor …`"
+    )
+}
+
+fn send(producer: &Producer, topic: &str, message: &Message) -> Result<DeliveryFuture, KafkaError> {
+    let headers = record::headers(message);
+    let mut written = OwnedHeaders::new_with_capacity(headers.len());
+    for (name, value) in &headers {
+        written = written.insert(Header { key: name, value: Some(value.as_ref()) });
+    }
+    let record = FutureRecord::<str, [u8]>::to(topic).payload(message.payload.as_ref()).headers(written);
+    let record = match message.ordering_key() {
+        Some(key) => record.key(key),
+        None => record,
+    };
+    producer.send_result(record).map_err(|(error, _)| error)
+}
+
+/// Blocks.
+fn partitions(producer: &Producer, topic: &str, within: Duration) -> Result<usize, String> {
+    let metadata = producer.client().fetch_metadata(Some(topic), within).map_err(|error| error.to_string())?;
+    let found = metadata.topics().iter().find(|found| found.name() == topic);
+    let found = found.ok_or_else(|| format!("the brokers say nothing about topic {topic:?}"))?;
+    match found.error().map(Code::from) {
+        None => Ok(found.partitions().len()),
+        Some(Code::UnknownTopicOrPartition | Code::UnknownTopic) => Ok(0),
+        // Judged with the message: then it is told which one it is about.
+        Some(Code::TopicAuthorizationFailed) => Ok(1),
+        Some(code) => Err(format!("topic {topic:?}: {code}")),
+    }
+}
+
+/// Ends a producer without waiting for its threads.
+fn end(producer: Arc<Producer>) {
+    let ended = spawn_blocking(move || {
+        client::end(&producer);
+        drop(producer);
+    });
+    drop(ended);
+}
+
+/// What a report means. `together`: messages that may have been in one request with this one, itself among them.
+fn verdict(error: &KafkaError, topic: &str, together: usize) -> Verdict {
+    let unknown = || Verdict::Unknown(error.to_string());
+    let KafkaError::MessageProduction(code) = error else { return unknown() };
+    let about = |kind, reason: String| Verdict::failed(kind, reason);
+    match code {
+        // A broker refuses a whole batch over one message in it, and does not say which.
+        Code::MessageSizeTooLarge | Code::MessageBatchTooLarge | Code::InvalidRecord | Code::InvalidMessage | Code::InvalidTimestamp
+            if together > 1 =>
+        {
+            Verdict::Unknown(format!("the broker refused {together} messages over one of them: {code}"))
+        }
+        Code::MessageSizeTooLarge | Code::MessageBatchTooLarge | Code::InvalidMessageSize => about(
+            FailureKind::Permanent,
+            format!("topic {topic:?} takes no message as large as this (max.message.bytes of the topic, message.max.bytes of the broker): {code}"),
+        ),
+        Code::InvalidRecord | Code::InvalidMessage | Code::InvalidTimestamp => about(
+            FailureKind::Permanent,
+            format!("topic {topic:?} takes no message like this; a compacted topic takes none without a key: {code}"),
+        ),
+        Code::InvalidTopic | Code::PolicyViolation | Code::UnsupportedForMessageFormat => {
+            about(FailureKind::Permanent, format!("topic {topic:?} refused it: {code}"))
+        }
+        Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition => {
+            about(FailureKind::Transient, no_such_topic(topic))
+        }
+        Code::TopicAuthorizationFailed => about(
+            FailureKind::Transient,
+            format!("the user may not write to topic {topic:?}; give it WRITE and DESCRIBE there"),
+        ),
+        Code::ClusterAuthorizationFailed => about(
+            FailureKind::Transient,
+            "the user may not be an idempotent producer; give it WRITE on the topic (Kafka 2.8 and newer) or IDEMPOTENT_WRITE on the cluster".to_owned(),
+        ),
+        // It refused before it stored anything, and not because of the message.
+        Code::NotEnoughReplicas => about(
+            FailureKind::Busy,
+            format!("topic {topic:?} has fewer replicas in sync than its min.insync.replicas; nothing was stored"),
+        ),
+        Code::KafkaStorageError | Code::QueueFull | Code::ThrottlingQuotaExceeded => {
+            about(FailureKind::Busy, format!("topic {topic:?} took nothing: {code}"))
+        }
+        // Timed out, cut off, purged, stored by too few replicas: it may be there.
+        _ => unknown(),
+    }
+}
+
+#[async_trait]
+impl Sink for KafkaSink {
+    fn system(&self) -> &'static str {
+        "kafka"
+    }
+
+    fn limits(&self) -> SinkLimits {
+        SinkLimits {
+            batch_messages_max: self.options.batch_messages_max,
+            batch_bytes_max: BATCH_BYTES_MAX,
+            batches_in_flight_max: self.options.batches_in_flight_max,
+        }
+    }
+
+    async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {
+        let _turn = self.turns.acquire().await.map_err(|error| self.unavailable(error))?;
+        let producer = self.producer().await?;
+        let mut verdicts = batch.silent();
+        let pending = self.hand_over(&producer, batch, &mut verdicts).await?;
+        let (mut places, mut reports) = (Vec::with_capacity(pending.len()), Vec::with_capacity(pending.len()));
+        for (place, topic, report) in pending {
+            places.push((place, topic));
+            reports.push(report);
+        }
+        if reports.is_empty() {
+            return Ok(verdicts);
+        }
+        let by = Instant::now() + self.deadline() + GRACE;
+        let Ok(reported) = timeout_at(by, join_all(reports)).await else {
+            self.leave(&producer).await;
+            return Err(self.unavailable("its client reported nothing within the deadline"));
+        };
+        let mut of_topic = HashMap::<&str, usize>::new();
+        for (_, topic) in &places {
+            *of_topic.entry(topic).or_default() += 1;
+        }
+        let (mut answered, mut last) = (false, None);
+        for ((place, topic), report) in places.iter().zip(reported) {
+            let verdict = match report {
+                Ok(Ok(_)) => Verdict::Stored,
+                Ok(Err((error, _))) => {
+                    let verdict = verdict(&error, topic, of_topic.get(topic.as_str()).copied().unwrap_or(1));
+                    last = Some(error);
+                    verdict
+                }
+                Err(_) => Verdict::Unknown("the producer was ended before it was reported".to_owned()),
+            };
+            answered |= !matches!(verdict, Verdict::Unknown(_));
+            verdicts.judge(*place, verdict);
+        }
+        if answered {
+            self.watcher.is_up();
+        } else {
+            // Another number of partitions, another leader: what was known of topics may not be so any more.
+            self.topics.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+        if let Some((code, reason)) = producer.client().fatal_error() {
+            tracing::warn!(%code, reason, "the Kafka producer is ended and made anew");
+            self.leave(&producer).await;
+        }
+        match last {
+            Some(KafkaError::MessageProduction(Code::MessageTimedOut | Code::BrokerTransportFailure)) if !answered => {
+                let why = self
+                    .watcher
+                    .down()
+                    .unwrap_or_else(|| format!("no confirmation within {} s", self.deadline().as_secs()));
+                Err(self.unavailable(why))
+            }
+            _ => Ok(verdicts),
+        }
+    }
+
+    async fn probe(&self) -> Result<(), Unavailable> {
+        let producer = self.producer().await?;
+        let Some(topic) = self.opened.topic.fixed() else {
+            let within = METADATA_WITHIN.min(self.deadline());
+            let asked = producer.clone();
+            let asking = spawn_blocking(move || asked.client().fetch_metadata(None, within).map(drop));
+            let answered = timeout(within + GRACE, asking).await;
+            return match answered {
+                Ok(Ok(Ok(()))) => {
+                    self.watcher.is_up();
+                    Ok(())
+                }
+                Ok(Ok(Err(error))) => Err(self.unavailable(self.watcher.down().unwrap_or_else(|| error.to_string()))),
+                Ok(Err(error)) => Err(self.unavailable(error)),
+                Err(_) => Err(self.unavailable("its client does not answer")),
+            };
+        };
+        self.topics.lock().unwrap_or_else(PoisonError::into_inner).entry(topic.to_owned()).and_modify(|known| {
+            // Asked anew, and compared with what it was.
+            known.at -= TOPIC_KNOWN_FOR;
+        });
+        match self.partitions(&producer, topic).await? {
+            0 => Err(self.unavailable(no_such_topic(topic))),
+            _ => Ok(()),
+        }
+    }
+
+    fn disconnected(&self) -> Option<String> {
+        let why = self.watcher.down()?;
+        Some(format!("no broker of Kafka at {} can be reached: {why}", self.shown))
+    }
+
+    async fn close(&self) {
+        if let Some(producer) = self.producer.lock().await.take() {
+            end(producer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_broker_says_of_a_batch_kills_no_message_in_it() {
+        let of = |code, together| verdict(&KafkaError::MessageProduction(code), "orders", together);
+        for code in [Code::MessageSizeTooLarge, Code::MessageBatchTooLarge, Code::InvalidRecord] {
+            assert!(matches!(of(code, 2), Verdict::Unknown(_)), "{code}");
+            assert!(
+                matches!(of(code, 1), Verdict::Failed(failure) if failure.kind == FailureKind::Permanent),
+                "{code}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_may_have_been_stored_is_unknown() {
+        let codes = [
+            Code::MessageTimedOut,
+            Code::NotEnoughReplicasAfterAppend,
+            Code::PurgeInflight,
+            Code::BrokerTransportFailure,
+            Code::OutOfOrderSequenceNumber,
+            Code::RequestTimedOut,
+            Code::Fatal,
+        ];
+        for code in codes {
+            assert!(
+                matches!(verdict(&KafkaError::MessageProduction(code), "orders", 1), Verdict::Unknown(_)),
+                "{code}"
+            );
+        }
+        let busy = verdict(&KafkaError::MessageProduction(Code::NotEnoughReplicas), "orders", 5);
+        assert!(matches!(busy, Verdict::Failed(failure) if failure.kind == FailureKind::Busy));
+    }
+}

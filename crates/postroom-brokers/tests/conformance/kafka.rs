@@ -1,0 +1,82 @@
+//! Apache Kafka, through a link that loses, holds and slows down what it carries.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use async_trait::async_trait;
+use postroom::Sink;
+use postroom_brokers::kafka::{KafkaOptions, KafkaSink};
+use postroom_testkit::conformance::Fixture;
+use postroom_testkit::conformance::sink::{FarEnd, Fault, Stored};
+use postroom_testkit::kafka::AuditTopic;
+use postroom_testkit::proxy::{Link, Proxy};
+use postroom_testkit::services::KafkaServer;
+use postroom_testkit::surroundings;
+
+/// One for each case.
+const LINKS: usize = 12;
+
+/// One broker for all cases: a Java program starts in seconds. It ends with this process.
+static SERVER: OnceLock<KafkaServer> = OnceLock::new();
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+pub struct Topic {
+    link: Proxy,
+    audit: AuditTopic,
+    options: KafkaOptions,
+    /// Records that were taken out.
+    read: Mutex<usize>,
+}
+
+mod sink {
+    postroom_testkit::sink_conforms!(super::Topic);
+}
+
+#[async_trait]
+impl Fixture for Topic {
+    async fn create() -> Self {
+        let server = tokio::task::spawn_blocking(|| {
+            SERVER.get_or_init(|| KafkaServer::start(&surroundings::scratch("kafka"), LINKS).unwrap())
+        });
+        let server = server.await.unwrap();
+        let number = TAKEN.fetch_add(1, Ordering::Relaxed);
+        let (advertised, listens) = server.link(number);
+        let link = Proxy::at(&advertised, &listens).await;
+        let audit = AuditTopic::create(&server.address(), &format!("t{number}-accepted"), 1, &[]).await;
+        let mut options = KafkaOptions::new(format!("kafka://{advertised}"));
+        options.topic = format!("t{number}-{{routing_key}}");
+        (options.publish_deadline_seconds, options.batches_in_flight_max) = (2, 2);
+        Self { link, audit, options, read: Mutex::new(0) }
+    }
+}
+
+#[async_trait]
+impl FarEnd for Topic {
+    async fn sink(&self) -> Arc<dyn Sink> {
+        Arc::new(KafkaSink::new(self.options.clone()).unwrap())
+    }
+
+    async fn begin(&self, fault: Fault) -> bool {
+        match fault {
+            // The topic of what is refused does not exist.
+            Fault::Reject => {}
+            Fault::StoreAndFail => self.link.set(Link::RepliesLost),
+            Fault::Hold => self.link.set(Link::BlackHole),
+            Fault::Slow => self.link.set(Link::Throttled(2_000)),
+        }
+        true
+    }
+
+    async fn heal(&self) {
+        self.link.set(Link::Open);
+        // A connection that lost an answer stays without answers.
+        self.link.reset();
+    }
+
+    async fn stored(&self) -> Vec<Stored> {
+        let all = self.audit.read().await;
+        let before = std::mem::replace(&mut *self.read.lock().unwrap(), all.len());
+        let new = all.into_iter().skip(before);
+        new.map(|stored| Stored { id: stored.id, payload: stored.payload.expect("no tombstone") }).collect()
+    }
+}

@@ -1,0 +1,354 @@
+//! What a real broker of Kafka does with what the sink sends, and what the sink makes of its answers.
+
+#![cfg(feature = "kafka")]
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use postroom::{Batch, FailureKind, Message, Sink, Verdict};
+use postroom_brokers::SinkOptions;
+use postroom_brokers::kafka::{KafkaOptions, KafkaSink};
+use postroom_testkit::authority::{Authority, Issued};
+use postroom_testkit::kafka::AuditTopic;
+use postroom_testkit::services::{KafkaSecurity, KafkaServer};
+use postroom_testkit::surroundings;
+
+/// One broker for all tests that do not kill it. It ends with this process.
+static SERVER: OnceLock<KafkaServer> = OnceLock::new();
+
+async fn server() -> &'static KafkaServer {
+    let started = || SERVER.get_or_init(|| KafkaServer::start(&surroundings::scratch("kafka"), 0).unwrap());
+    tokio::task::spawn_blocking(started).await.unwrap()
+}
+
+fn options(server: &KafkaServer) -> KafkaOptions {
+    let mut options = KafkaOptions::new(format!("kafka://{}", server.address()));
+    options.publish_deadline_seconds = 10;
+    options
+}
+
+fn sink(server: &KafkaServer) -> KafkaSink {
+    KafkaSink::new(options(server)).unwrap()
+}
+
+async fn published(sink: &KafkaSink, messages: &[Message]) -> Vec<Verdict> {
+    let mut verdicts = sink.publish(&Batch::new(messages.iter().cloned())).await.unwrap();
+    (0..messages.len()).map(|place| verdicts.take(place)).collect()
+}
+
+fn kind(verdict: &Verdict) -> Option<FailureKind> {
+    match verdict {
+        Verdict::Failed(failure) => Some(failure.kind),
+        _ => None,
+    }
+}
+
+fn reason(verdict: &Verdict) -> &str {
+    match verdict {
+        Verdict::Failed(failure) => &failure.reason,
+        Verdict::Unknown(reason) => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn messages_of_a_key_are_in_one_partition_in_order_with_what_they_are() {
+    let server = server().await;
+    let audit = AuditTopic::create(&server.address(), "keys", 8, &[]).await;
+    let sink = sink(server);
+    let messages: Vec<Message> = (0..400)
+        .map(|n| {
+            let message = Message::new("keys", "order.placed", n.to_string()).header("n ä", "v: \n");
+            message.key(format!("key-{}", n % 40)).tenant("t").content_type("text/plain")
+        })
+        .collect();
+    assert!(published(&sink, &messages).await.iter().all(|verdict| *verdict == Verdict::Stored));
+    let stored = audit.read().await;
+    assert_eq!(stored.len(), messages.len());
+    let mut of_key = BTreeMap::<Vec<u8>, (i32, Vec<String>)>::new();
+    for record in &stored {
+        let (partition, ids) = of_key.entry(record.key.clone().unwrap()).or_insert((record.partition, Vec::new()));
+        assert_eq!(*partition, record.partition, "a key is in one partition");
+        ids.push(record.id.clone());
+    }
+    assert!(of_key.values().map(|(partition, _)| partition).collect::<BTreeSet<_>>().len() > 4, "keys are spread");
+    for n in 0..40 {
+        let (_, ids) = &of_key[format!("key-{n}").as_bytes()];
+        let expected: Vec<String> = messages.iter().skip(n).step_by(40).map(|message| message.id.to_string()).collect();
+        assert_eq!(*ids, expected);
+    }
+    // Where Kafka's own clients put them: org.apache.kafka.common.utils.Utils.murmur2 gives -973932308 for "21" and -790332482 for "foobar".
+    let known = ["21", "foobar"].map(|key| Message::new("keys", "k", "x").key(key));
+    assert!(published(&sink, &known).await.iter().all(|verdict| *verdict == Verdict::Stored));
+    let now = audit.read().await;
+    let at = known.map(|message| now.iter().find(|record| record.id == message.id.to_string()).unwrap().partition);
+    assert_eq!(at, [4, 6]);
+    let first = stored.iter().find(|record| record.id == messages[7].id.to_string()).unwrap();
+    assert_eq!(first.payload.as_deref(), Some(b"7".as_slice()));
+    let header = |name: &str| first.header(name);
+    assert_eq!(header("postroom-type").as_deref(), Some("order.placed"));
+    assert_eq!(header("content-type").as_deref(), Some("text/plain"));
+    assert_eq!((header("tenant-id").as_deref(), header("n ä").as_deref()), (Some("t"), Some("v: \n")));
+    sink.close().await;
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_large_is_told_with_the_limit_and_kills_no_neighbour() {
+    let server = server().await;
+    let audit = AuditTopic::create(&server.address(), "small", 1, &[("max.message.bytes", "2000")]).await;
+    let sink = sink(server);
+    let small = || Message::new("small", "k", "x").key("a");
+    let large = Message::new("small", "k", "x".repeat(5_000)).key("b");
+    let batch = [small(), large.clone(), small()];
+    for verdict in published(&sink, &batch).await {
+        assert!(
+            matches!(verdict, Verdict::Stored | Verdict::Unknown(_)),
+            "nobody knows which of them it was: {verdict:?}"
+        );
+    }
+    let alone = published(&sink, std::slice::from_ref(&large)).await.remove(0);
+    assert_eq!(kind(&alone), Some(FailureKind::Permanent));
+    assert!(reason(&alone).contains("max.message.bytes"), "{alone:?}");
+    assert_eq!(published(&sink, &[small()]).await, [Verdict::Stored]);
+    assert!(audit.read().await.iter().all(|record| record.id != large.id.to_string()));
+}
+
+#[tokio::test]
+async fn a_compacted_topic_takes_no_message_without_a_key() {
+    let server = server().await;
+    AuditTopic::create(&server.address(), "compacted", 1, &[("cleanup.policy", "compact")]).await;
+    let sink = sink(server);
+    let alone = published(&sink, &[Message::new("compacted", "k", "x")]).await.remove(0);
+    assert_eq!(kind(&alone), Some(FailureKind::Permanent));
+    assert!(reason(&alone).contains("without a key"), "{alone:?}");
+    assert_eq!(published(&sink, &[Message::new("compacted", "k", "x").key("a")]).await, [Verdict::Stored]);
+}
+
+#[tokio::test]
+async fn a_topic_that_is_missing_is_told_and_not_created() {
+    let server = server().await;
+    let audit = AuditTopic::create(&server.address(), "there", 1, &[]).await;
+    let sink = sink(server);
+    let batch =
+        [Message::new("there", "k", "x"), Message::new("missing", "k", "x"), Message::new("no topic", "k", "x")];
+    for _ in 0..2 {
+        let verdicts = published(&sink, &batch).await;
+        assert_eq!(verdicts[0], Verdict::Stored);
+        assert_eq!(
+            (kind(&verdicts[1]), kind(&verdicts[2])),
+            (Some(FailureKind::Transient), Some(FailureKind::Permanent))
+        );
+        assert!(reason(&verdicts[1]).contains("kafka-topics.sh --create --topic missing"), "{verdicts:?}");
+        assert!(reason(&verdicts[2]).contains("can be no topic"), "{verdicts:?}");
+    }
+    // This broker would create a topic for whoever asked it to.
+    let options = KafkaOptions { topic: "missing".to_owned(), ..options(server) };
+    let error = options.check().await.unwrap_err();
+    assert!(
+        error.problem.contains("\"missing\" does not exist") && error.advice.contains("kafka-topics.sh"),
+        "{error:?}"
+    );
+    assert!(KafkaSink::new(options).unwrap().probe().await.is_err());
+    // It comes when it is there.
+    let late = AuditTopic::create(&server.address(), "missing", 1, &[]).await;
+    assert_eq!(published(&sink, &batch[1..2]).await, [Verdict::Stored]);
+    assert_eq!((audit.read().await.len(), late.read().await.len()), (2, 1));
+}
+
+#[tokio::test]
+async fn a_topic_that_was_deleted_or_grew_is_noticed() {
+    let server = server().await;
+    let audit = AuditTopic::create(&server.address(), "grows", 1, &[]).await;
+    let sink = KafkaSink::new(KafkaOptions { topic: "grows".to_owned(), ..options(server) }).unwrap();
+    let message = |n: i32| Message::new("x", "k", "x").key(n.to_string());
+    assert_eq!(published(&sink, &[message(0)]).await, [Verdict::Stored]);
+    audit.partitions(6).await;
+    sink.probe().await.unwrap();
+    let many: Vec<Message> = (0..100).map(message).collect();
+    // The client learns of new partitions a moment later; none of them is lost meanwhile.
+    for _ in 0..50 {
+        assert!(published(&sink, &many).await.iter().all(|verdict| *verdict == Verdict::Stored));
+        if audit.read().await.iter().map(|record| record.partition).collect::<BTreeSet<_>>().len() > 1 {
+            break;
+        }
+    }
+    audit.delete().await;
+    let mut verdict = Verdict::Stored;
+    for n in 0..200 {
+        let gone = sink.publish(&Batch::new([message(n)])).await;
+        verdict = gone.map_or_else(|error| Verdict::Unknown(error.to_string()), |mut verdicts| verdicts.take(0));
+        if verdict != Verdict::Stored {
+            break;
+        }
+    }
+    assert_ne!(verdict, Verdict::Stored, "the topic is gone");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_topic_or_a_broker_is_told() {
+    let server = server().await;
+    let settings = [("cleanup.policy", "compact"), ("unclean.leader.election.enable", "true")];
+    AuditTopic::create(&server.address(), "hazardous", 3, &settings).await;
+    AuditTopic::create(&server.address(), "plain", 3, &[]).await;
+    let of = |topic: &str| KafkaOptions { topic: topic.to_owned(), ..options(server) };
+    let found = of("hazardous").check().await.unwrap();
+    assert!(found.contains("3 partitions with 1 replica; 1 broker, the connection is not encrypted"), "{found}");
+    let problems = async |topic: &str| -> Vec<String> {
+        of(topic).hazards().await.unwrap().into_iter().map(|hazard| hazard.problem).collect()
+    };
+    let hazards = problems("hazardous").await;
+    for problem in ["one replica", "compacted", "unclean.leader.election.enable"] {
+        assert!(hazards.iter().any(|hazard| hazard.contains(problem)), "{problem}: {hazards:?}");
+    }
+    assert_eq!(problems("plain").await.len(), 1, "one replica");
+    assert!(problems("{topic}").await.len() >= 4, "those that it may be about");
+    assert!(problems("nowhere-{topic}").await.is_empty());
+    let mut away = KafkaOptions::new("kafka://127.0.0.1:1");
+    away.publish_deadline_seconds = 2;
+    let error = away.check().await.unwrap_err();
+    assert!(error.problem.contains("127.0.0.1:1") && error.advice.contains("start the broker"), "{error:?}");
+    let sink = KafkaSink::new(away).unwrap();
+    assert!(sink.publish(&Batch::new([Message::new("x", "k", "x")])).await.is_err());
+    assert!(sink.probe().await.is_err() && sink.disconnected().is_some());
+    let mut encrypted = KafkaOptions::new(format!("kafkas://{}", server.address()));
+    encrypted.publish_deadline_seconds = 2;
+    let error = encrypted.check().await.unwrap_err();
+    assert!(error.advice.contains("kafkas:// where the broker's listener has TLS"), "{error:?}");
+}
+
+/// As a relay does, in order: what is unknown is published again before anything newer of its key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_is_killed_loses_nothing_that_it_confirmed() {
+    const BATCHES: usize = 120;
+    const EACH: usize = 50;
+    let dir = surroundings::scratch("kafka-killed");
+    let mut server = tokio::task::spawn_blocking(move || KafkaServer::start(&dir, 0).unwrap()).await.unwrap();
+    let audit = AuditTopic::create(&server.address(), "orders", 4, &[]).await;
+    let sink = KafkaSink::new(KafkaOptions { publish_deadline_seconds: 3, ..options(&server) }).unwrap();
+    let mut sent = Vec::new();
+    for number in 0..BATCHES {
+        // One message of each key in a batch.
+        let batch: Vec<Message> =
+            (0..EACH).map(|key| Message::new("orders", "k", "x").key(format!("key-{key}"))).collect();
+        sent.extend(batch.iter().map(|message| (message.key.clone().unwrap(), message.id.to_string())));
+        let mut left = batch;
+        let mut killed = None;
+        if number % 40 == 20 {
+            // While it is on its way.
+            server = tokio::task::spawn_blocking(move || {
+                server.kill().unwrap();
+                server
+            })
+            .await
+            .unwrap();
+            killed = Some(());
+        }
+        while !left.is_empty() {
+            let verdicts = match sink.publish(&Batch::new(left.iter().cloned())).await {
+                Ok(mut verdicts) => (0..left.len()).map(|place| verdicts.take(place)).collect(),
+                Err(_) => left.iter().map(|_| Verdict::Unknown(String::new())).collect::<Vec<_>>(),
+            };
+            let kept = left.into_iter().zip(verdicts).filter(|(_, verdict)| *verdict != Verdict::Stored);
+            left = kept
+                .map(|(message, verdict)| {
+                    assert!(
+                        !matches!(verdict, Verdict::Failed(ref failure) if failure.kind != FailureKind::Busy),
+                        "{verdict:?}"
+                    );
+                    message
+                })
+                .collect();
+            if killed.take().is_some() {
+                server = tokio::task::spawn_blocking(move || {
+                    server.start_again().unwrap();
+                    server
+                })
+                .await
+                .unwrap();
+            }
+        }
+    }
+    let mut of_key = BTreeMap::<String, Vec<String>>::new();
+    for record in audit.read().await {
+        let key = String::from_utf8(record.key.unwrap()).unwrap();
+        let ids = of_key.entry(key).or_default();
+        // What is repeated was unknown, and comes before anything newer.
+        if ids.last() != Some(&record.id) {
+            ids.push(record.id);
+        }
+    }
+    let mut expected = BTreeMap::<String, Vec<String>>::new();
+    for (key, id) in sent {
+        expected.entry(key).or_default().push(id);
+    }
+    assert!(of_key == expected, "lost, or out of order");
+    tokio::time::timeout(Duration::from_secs(20), sink.close()).await.unwrap();
+}
+
+/// A certificate and its key in one file, as a broker reads them.
+fn key_store(issued: &Issued) -> String {
+    let file = issued.key.with_extension("store.pem");
+    let read = |path| std::fs::read_to_string(path).unwrap();
+    std::fs::write(&file, read(&issued.key) + &read(&issued.certificate)).unwrap();
+    file.display().to_string()
+}
+
+#[tokio::test]
+async fn certificates_users_and_rights_are_checked_on_both_sides() {
+    let folder = surroundings::scratch("authority");
+    let ca = Authority::create(&folder, "relay");
+    let root = ca.root.display().to_string();
+    let lines = format!(
+        "ssl.keystore.type=PEM\nssl.keystore.location={}\nssl.truststore.type=PEM\nssl.truststore.location={root}\n\
+         listener.name.elsewhere.ssl.keystore.type=PEM\nlistener.name.elsewhere.ssl.keystore.location={}\n\
+         listener.name.mutual.ssl.client.auth=required\nsasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512\n\
+         listener.name.users.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+         user_admin=\"p@ss:1\" user_nobody=\"p@ss:2\";\n\
+         listener.name.users.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;",
+        key_store(&ca.server),
+        key_store(&ca.elsewhere)
+    );
+    let dir = surroundings::scratch("kafka-secure");
+    let started = move || {
+        let listeners = [("USERS", "SASL_SSL"), ("ELSEWHERE", "SSL"), ("MUTUAL", "SSL")];
+        let users = [("admin", "p@ss:1"), ("nobody", "p@ss:2")];
+        KafkaServer::start_secure(&dir, KafkaSecurity { listeners: &listeners, lines: &lines, users: &users }).unwrap()
+    };
+    let server = tokio::task::spawn_blocking(started).await.unwrap();
+    AuditTopic::create(&server.address(), "orders", 1, &[]).await;
+    let of = |user: &str, listener: &str, query: &str| {
+        let mut options = KafkaOptions::new(format!("kafkas://{user}{}?{query}", server.listener(listener)));
+        (options.publish_deadline_seconds, options.topic) = (3, "orders".to_owned());
+        options
+    };
+    let message = || Batch::new([Message::new("orders", "k", "x")]);
+    let trusted = format!("cacertfile={root}");
+    let client = format!("{trusted}&certfile={}&keyfile={}", ca.client.certificate.display(), ca.client.key.display());
+    for mechanism in ["PLAIN", "SCRAM-SHA-512"] {
+        let options = of("admin:p%40ss%3a1@", "USERS", &format!("{trusted}&mechanism={mechanism}"));
+        let found = options.check().await.unwrap();
+        assert!(found.contains("encrypted with TLS"), "{found}");
+        let sink = KafkaSink::new(options).unwrap();
+        assert_eq!(sink.publish(&message()).await.unwrap().take(0), Verdict::Stored, "{mechanism}");
+    }
+    for (options, problem, advice) in [
+        (of("admin:wrong@", "USERS", &trusted), "uthentication", "correct the user"),
+        (of("admin:p%40ss%3a1@", "USERS", ""), "certificate verify failed", "cacertfile"),
+        (of("", "ELSEWHERE", &trusted), "certificate verify failed", "cacertfile"),
+        (of("", "MUTUAL", &trusted), "", ""),
+    ] {
+        let error = options.check().await.unwrap_err();
+        assert!(error.problem.contains(problem) && error.advice.contains(advice), "{error:?}");
+        assert!(!error.to_string().contains("wrong"));
+        assert!(KafkaSink::new(options).unwrap().publish(&message()).await.is_err(), "{problem}");
+    }
+    // The owner of the client certificate has no rights either: what the broker says shows that it knows who it is.
+    for options in [of("", "MUTUAL", &client), of("nobody:p%40ss%3a2@", "USERS", &trusted)] {
+        let sink = KafkaSink::new(options).unwrap();
+        let verdict = sink.publish(&message()).await.unwrap().take(0);
+        assert_eq!(kind(&verdict), Some(FailureKind::Transient), "{verdict:?}");
+        assert!(reason(&verdict).contains("may not write to topic \"orders\""), "{verdict:?}");
+    }
+}

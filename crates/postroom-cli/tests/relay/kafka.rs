@@ -1,0 +1,115 @@
+//! Relays that publish to Kafka, under kills of all of them; and what the doctor says of a topic.
+
+use postroom_testkit::chance::Chance;
+use postroom_testkit::judge::History;
+use postroom_testkit::kafka::AuditTopic;
+use postroom_testkit::services::KafkaServer;
+use postroom_testkit::surroundings;
+
+use crate::commands::{json as told, postroom};
+use crate::rig::{Rig, assert_clean};
+
+const MESSAGES: usize = 20_000;
+/// What a relay that is killed, or a broker that does not answer, may have on its way: four batches of a thousand.
+const IN_FLIGHT_MAX: usize = 4_000;
+
+fn configuration(rig: &Rig, server: &KafkaServer) -> String {
+    format!(
+        "[store]\nurl = {:?}\n[relay]\nlease = \"1s\"\npoll_idle = \"50ms\"\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"kafka\"\n\
+         url = \"kafka://{}\"\ntopic = \"shop\"\npublish_deadline_seconds = 3\n",
+        rig.database.url(),
+        server.address()
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_or_out_of_order_through_kafka_while_everything_is_killed() {
+    let rig = Rig::shared().await;
+    let mut server = KafkaServer::start(&surroundings::scratch("kafka"), 0).unwrap();
+    let topic = AuditTopic::create(&server.address(), "shop", 6, &[]).await;
+    let text = configuration(&rig, &server);
+    let start = |name: &str| rig.relay_with(&surroundings::postroom_binary(), name, &text, &[]);
+    let mut processes = vec![start("one"), start("two")];
+    let (committed, writers) = rig.write(MESSAGES, 71);
+    let mut chance = Chance::new(71);
+    let faults = 8;
+    for fault in 0..faults {
+        // Something is on its way.
+        let before = committed.load(std::sync::atomic::Ordering::Relaxed);
+        rig.until("more was written", async || {
+            let now = committed.load(std::sync::atomic::Ordering::Relaxed);
+            now > before + MESSAGES / 20 || now >= MESSAGES
+        })
+        .await;
+        match fault % 4 {
+            0 => {
+                let victim = chance.below(2) as usize;
+                processes[victim].kill();
+                processes[victim] = start("again");
+            }
+            1 => {
+                server.kill().unwrap();
+                server.start_again().unwrap();
+            }
+            2 => {
+                // Longer than the sink waits for an answer.
+                server.pause().unwrap();
+                let since = std::time::Instant::now();
+                rig.until("the sink has given up", async || since.elapsed().as_secs() >= 5).await;
+                server.resume().unwrap();
+            }
+            _ => {
+                processes[0].signal("STOP");
+                let since = std::time::Instant::now();
+                rig.until("its lease is over", async || since.elapsed().as_secs() >= 3).await;
+                processes[0].signal("CONT");
+            }
+        }
+    }
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    rig.drained().await;
+    for process in processes {
+        assert_eq!(process.terminate().0, Some(0));
+    }
+    let history = History {
+        stored: topic.read().await.into_iter().map(|stored| stored.id).collect(),
+        ..rig.history(faults * IN_FLIGHT_MAX, false).await
+    };
+    println!("{} committed, {} in the topic", history.committed.len(), history.stored.len());
+    assert!(history.pending.is_empty() && history.dead.is_empty() && history.committed.len() >= MESSAGES);
+    assert_clean(&history);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_topic_holds_up_the_route_and_the_doctor_says_what_a_topic_would_lose() {
+    let rig = Rig::shared().await;
+    let server = KafkaServer::start(&surroundings::scratch("kafka"), 0).unwrap();
+    let config = rig.dir.join("kafka.toml");
+    std::fs::write(&config, configuration(&rig, &server)).unwrap();
+    let config = config.display().to_string();
+    rig.write_some(30).await;
+    let checked = postroom(&["check", "--config", &config]);
+    assert!(String::from_utf8_lossy(&checked.stdout).contains("topic \"shop\" does not exist"), "{checked:?}");
+    let relay =
+        rig.relay_with(&surroundings::postroom_binary(), "relay", &std::fs::read_to_string(&config).unwrap(), &[]);
+    let client = rig.database.connect().await;
+    rig.until("the relay says that its sink is away", async || {
+        let row =
+            client.query_opt("select sink_error from postroom.relays where sink_error is not null", &[]).await.unwrap();
+        row.is_some_and(|row| row.get::<_, String>(0).contains("kafka-topics.sh"))
+    })
+    .await;
+    // Nothing was used up meanwhile.
+    let topic = AuditTopic::create(&server.address(), "shop", 3, &[]).await;
+    rig.drained().await;
+    assert!(topic.read().await.len() >= 30);
+    let checked = told(&postroom(&["--json", "check", "--config", &config]));
+    assert!(checked.to_string().contains("has 3 partitions with 1 replica"), "{checked}");
+    let examined = told(&postroom(&["--json", "doctor", "--config", &config]));
+    let settings = examined["examined"].as_array().unwrap().iter().find(|one| one["code"] == "sink-settings").unwrap();
+    assert_eq!(settings["severity"], "danger", "{settings}");
+    assert!(settings["found"].as_str().unwrap().contains("has one replica"), "{settings}");
+    assert_eq!(relay.terminate().0, Some(0));
+}

@@ -1,0 +1,142 @@
+//! A topic of a test's own, made and read with a client of its own.
+
+use std::time::{Duration, Instant};
+
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::{Headers, Message};
+use rdkafka::{Offset, TopicPartitionList};
+use tokio::task::spawn_blocking;
+
+const WITHIN: Duration = Duration::from_secs(60);
+
+/// A record as the topic has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// The message id; empty where it has none.
+    pub id: String,
+    /// Its key.
+    pub key: Option<Vec<u8>>,
+    /// Its partition.
+    pub partition: i32,
+    /// Its headers.
+    pub headers: Vec<(String, Vec<u8>)>,
+    /// Its payload; none: it is a tombstone.
+    pub payload: Option<Vec<u8>>,
+}
+
+impl Stored {
+    /// The text of a header.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<String> {
+        let (_, value) = self.headers.iter().find(|(found, _)| found == name)?;
+        Some(String::from_utf8_lossy(value).into_owned())
+    }
+}
+
+/// A topic.
+#[derive(Debug, Clone)]
+pub struct AuditTopic {
+    brokers: String,
+    name: String,
+}
+
+impl AuditTopic {
+    /// Creates it, with these settings.
+    ///
+    /// # Panics
+    /// If the broker refuses.
+    pub async fn create(brokers: &str, name: &str, partitions: usize, settings: &[(&str, &str)]) -> Self {
+        let mut topic = NewTopic::new(name, i32::try_from(partitions).expect("few"), TopicReplication::Fixed(1));
+        for (setting, value) in settings {
+            topic = topic.set(setting, value);
+        }
+        let made = admin(brokers).create_topics([&topic], &AdminOptions::new().operation_timeout(Some(WITHIN))).await;
+        made.expect("an answer").remove(0).expect("a topic");
+        Self { brokers: brokers.to_owned(), name: name.to_owned() }
+    }
+
+    /// Gives it more partitions.
+    ///
+    /// # Panics
+    /// If the broker refuses.
+    pub async fn partitions(&self, partitions: usize) {
+        let wanted = rdkafka::admin::NewPartitions::new(&self.name, partitions);
+        let made = admin(&self.brokers)
+            .create_partitions([&wanted], &AdminOptions::new().operation_timeout(Some(WITHIN)))
+            .await;
+        made.expect("an answer").remove(0).expect("more partitions");
+    }
+
+    /// Removes it.
+    ///
+    /// # Panics
+    /// If the broker refuses.
+    pub async fn delete(&self) {
+        let gone = admin(&self.brokers)
+            .delete_topics(&[&self.name], &AdminOptions::new().operation_timeout(Some(WITHIN)))
+            .await;
+        gone.expect("an answer").remove(0).expect("a topic");
+    }
+
+    /// All that it has, partition by partition, in order.
+    ///
+    /// # Panics
+    /// If it cannot be read.
+    pub async fn read(&self) -> Vec<Stored> {
+        let topic = self.clone();
+        spawn_blocking(move || topic.read_now()).await.expect("a reading")
+    }
+
+    fn read_now(&self) -> Vec<Stored> {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.brokers).set("group.id", "audit").set("enable.auto.commit", "false");
+        let consumer: BaseConsumer = config.create().expect("a consumer");
+        let metadata = consumer.fetch_metadata(Some(&self.name), WITHIN).expect("the topic");
+        let partitions: Vec<i32> = metadata.topics()[0].partitions().iter().map(|partition| partition.id()).collect();
+        let mut all = Vec::new();
+        for partition in partitions {
+            let (low, high) = consumer.fetch_watermarks(&self.name, partition, WITHIN).expect("its ends");
+            if low >= high {
+                continue;
+            }
+            let mut at = TopicPartitionList::new();
+            at.add_partition_offset(&self.name, partition, Offset::Offset(low)).expect("an offset");
+            consumer.assign(&at).expect("a partition");
+            let since = Instant::now();
+            loop {
+                assert!(since.elapsed() < WITHIN, "partition {partition} of {} cannot be read", self.name);
+                let Some(found) = consumer.poll(Duration::from_millis(200)) else { continue };
+                let found = found.expect("a record");
+                if found.partition() != partition {
+                    continue;
+                }
+                let headers: Vec<(String, Vec<u8>)> = found.headers().map_or_else(Vec::new, |headers| {
+                    headers
+                        .iter()
+                        .map(|header| (header.key.to_owned(), header.value.unwrap_or_default().to_vec()))
+                        .collect()
+                });
+                let mut stored = Stored {
+                    id: String::new(),
+                    key: found.key().map(<[u8]>::to_vec),
+                    partition,
+                    headers,
+                    payload: found.payload().map(<[u8]>::to_vec),
+                };
+                stored.id = stored.header("postroom-id").unwrap_or_default();
+                all.push(stored);
+                if found.offset() + 1 >= high {
+                    break;
+                }
+            }
+        }
+        all
+    }
+}
+
+fn admin(brokers: &str) -> AdminClient<DefaultClientContext> {
+    ClientConfig::new().set("bootstrap.servers", brokers).create().expect("an administrator")
+}

@@ -1,0 +1,246 @@
+//! A private Kafka broker.
+
+use std::env;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::process::{ServerProcess, Signal};
+use super::{ports, wait};
+
+/// Names the folder of Kafka's Java archives.
+pub const KAFKA_JARS: &str = "POSTROOM_TEST_KAFKA_JARS";
+
+const ANSWERS_WITHIN: Duration = Duration::from_secs(90);
+/// `ApiVersions` 0 from a client without a name, which is answered as soon as requests are.
+/// <https://kafka.apache.org/protocol.html>
+const ARE_YOU_THERE: [u8; 14] = [0, 0, 0, 10, 0, 18, 0, 0, 0, 0, 0, 1, 0xff, 0xff];
+
+/// A Kafka broker of our own on 127.0.0.1, which is its own controller, without authentication. Dropping it kills it.
+///
+/// It does not create topics by itself. What it confirmed survives [`kill`](Self::kill) as long as the operating system goes on.
+#[derive(Debug)]
+pub struct KafkaServer {
+    dir: PathBuf,
+    port: u16,
+    links: Vec<Link>,
+    /// Name and port of further listeners.
+    secure: Vec<(String, u16)>,
+    process: Option<ServerProcess>,
+}
+
+/// Listeners with TLS, users and rights. Whoever comes without any of that may do everything, as the tests themselves do.
+#[derive(Debug, Clone, Copy)]
+pub struct KafkaSecurity<'a> {
+    /// Names of further listeners, each with its protocol, such as `SASL_SSL`.
+    pub listeners: &'a [(&'a str, &'a str)],
+    /// Further lines of configuration.
+    pub lines: &'a str,
+    /// Users and their passwords for SCRAM; only the first one has any rights.
+    pub users: &'a [(&'a str, &'a str)],
+}
+
+/// A listener behind a proxy: clients that come by it are told to come by it again.
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    listens: u16,
+    /// Where the proxy listens.
+    advertised: u16,
+}
+
+impl KafkaServer {
+    /// Starts one in `dir`, absent or empty, with further listeners for so many proxies. Returns when it answers.
+    ///
+    /// # Errors
+    /// When `POSTROOM_TEST_KAFKA_JARS` does not name its archives, or it does not answer within 90 s.
+    pub fn start(dir: &Path, links: usize) -> io::Result<Self> {
+        Self::start_with(dir, links, None)
+    }
+
+    /// The same with further listeners.
+    ///
+    /// # Errors
+    /// As for `start`.
+    pub fn start_secure(dir: &Path, security: KafkaSecurity<'_>) -> io::Result<Self> {
+        Self::start_with(dir, 0, Some(security))
+    }
+
+    fn start_with(dir: &Path, links: usize, security: Option<KafkaSecurity<'_>>) -> io::Result<Self> {
+        fs::create_dir_all(dir)?;
+        let dir = fs::canonicalize(dir)?;
+        let (port, controller) = (ports::free()?, ports::free()?);
+        let links: Vec<Link> = (0..links)
+            .map(|_| Ok(Link { listens: ports::free()?, advertised: ports::free()? }))
+            .collect::<io::Result<_>>()?;
+        let mut listeners = format!("PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}");
+        let mut advertised = format!("PLAINTEXT://127.0.0.1:{port}");
+        let mut protocols = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT".to_owned();
+        for (number, link) in links.iter().enumerate() {
+            listeners.push_str(&format!(",LINK{number}://127.0.0.1:{}", link.listens));
+            advertised.push_str(&format!(",LINK{number}://127.0.0.1:{}", link.advertised));
+            protocols.push_str(&format!(",LINK{number}:PLAINTEXT"));
+        }
+        let mut secure = Vec::new();
+        let mut further = String::new();
+        let mut format = vec!["kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "--standalone"];
+        let mut users = Vec::new();
+        if let Some(security) = security {
+            for (name, protocol) in security.listeners {
+                let port = ports::free()?;
+                listeners.push_str(&format!(",{name}://127.0.0.1:{port}"));
+                advertised.push_str(&format!(",{name}://127.0.0.1:{port}"));
+                protocols.push_str(&format!(",{name}:{protocol}"));
+                secure.push(((*name).to_owned(), port));
+            }
+            let first = security.users.first().map_or("admin", |(name, _)| name);
+            further = format!(
+                "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\nsuper.users=User:ANONYMOUS;User:{first}\n{}\n",
+                security.lines
+            );
+            users.extend(
+                security
+                    .users
+                    .iter()
+                    .map(|(name, password)| format!("SCRAM-SHA-512=[name={name},password={password}]")),
+            );
+        }
+        for user in &users {
+            format.extend(["--add-scram", user]);
+        }
+        let properties = format!(
+            "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.bootstrap.servers=127.0.0.1:{controller}\n\
+             listeners={listeners}\nadvertised.listeners={advertised}\nlistener.security.protocol.map={protocols}\n\
+             controller.listener.names=CONTROLLER\nlog.dirs={}\noffsets.topic.replication.factor=1\n\
+             transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n\
+             share.coordinator.state.topic.replication.factor=1\nshare.coordinator.state.topic.min.isr=1\n\
+             group.initial.rebalance.delay.ms=0\nauto.create.topics.enable=true\nbroker.session.timeout.ms=1500\n\
+             broker.heartbeat.interval.ms=300\nnum.network.threads=2\nnum.io.threads=2\nlog.cleaner.dedupe.buffer.size=4194304\n{further}",
+            dir.join("data").display()
+        );
+        fs::write(dir.join("kafka.properties"), properties)?;
+        let mut server = Self { dir, port, links, secure, process: None };
+        let properties = server.dir.join("kafka.properties");
+        let output = server.java()?.args(format).arg("-c").arg(properties).stdin(Stdio::null()).output()?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+            return Err(io::Error::other(format!(
+                "format the folder of a Kafka broker: {}; it said:\n{said}",
+                output.status
+            )));
+        }
+        server.start_again()?;
+        Ok(server)
+    }
+
+    /// `127.0.0.1:PORT`
+    #[must_use]
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Of a link: where a proxy must listen, and where it hands connections on to.
+    ///
+    /// # Panics
+    /// If it was started with fewer links.
+    #[must_use]
+    pub fn link(&self, number: usize) -> (String, String) {
+        let Link { listens, advertised } = self.links[number];
+        (format!("127.0.0.1:{advertised}"), format!("127.0.0.1:{listens}"))
+    }
+
+    /// `127.0.0.1:PORT` of a further listener.
+    ///
+    /// # Panics
+    /// If there is none of this name.
+    #[must_use]
+    pub fn listener(&self, name: &str) -> String {
+        let (_, port) = self.secure.iter().find(|(found, _)| found == name).expect("a listener of this name");
+        format!("127.0.0.1:{port}")
+    }
+
+    /// Starts it on the same ports and data; one that runs is left as it is.
+    ///
+    /// # Errors
+    /// When it does not answer within 90 s.
+    pub fn start_again(&mut self) -> io::Result<()> {
+        if self.process.is_some() {
+            return Ok(());
+        }
+        let log = OpenOptions::new().create(true).append(true).open(self.dir.join("kafka.log"))?;
+        let mut command = self.java()?;
+        command.arg("kafka.Kafka").arg(self.dir.join("kafka.properties"));
+        command.current_dir(&self.dir).stdout(log.try_clone()?).stderr(log);
+        let mut process = ServerProcess::spawn(command, Signal::Kill, &self.dir)?;
+        let port = self.port;
+        let answered = wait::until(ANSWERS_WITHIN, || match process.exit_status()? {
+            Some(status) => Ok(Some(Err(status))),
+            None => Ok(answers(port).then_some(Ok(()))),
+        })?;
+        match answered {
+            Some(Ok(())) => {
+                self.process = Some(process);
+                Ok(())
+            }
+            other => {
+                let log = fs::read_to_string(self.dir.join("kafka.log")).unwrap_or_default();
+                Err(io::Error::other(format!("start Kafka: {other:?}; its log:\n{log}")))
+            }
+        }
+    }
+
+    /// `SIGKILL`.
+    ///
+    /// # Errors
+    /// When the process survives.
+    pub fn kill(&mut self) -> io::Result<()> {
+        if let Some(process) = &mut self.process {
+            process.kill()?;
+        }
+        self.process = None;
+        Ok(())
+    }
+
+    /// Freezes it: connections stay open, and nobody answers.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn pause(&self) -> io::Result<()> {
+        self.running()?.pause()
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn resume(&self) -> io::Result<()> {
+        self.running()?.signal(Signal::Continue)
+    }
+
+    fn running(&self) -> io::Result<&ServerProcess> {
+        self.process.as_ref().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this Kafka broker does not run"))
+    }
+
+    fn java(&self) -> io::Result<Command> {
+        let jars = env::var_os(KAFKA_JARS).ok_or_else(|| {
+            let text = "POSTROOM_TEST_KAFKA_JARS names no folder of Kafka's archives; `cargo xtask test` fetches them";
+            io::Error::new(io::ErrorKind::NotFound, text)
+        })?;
+        let mut java = Command::new("java");
+        java.args(["-Xms128m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]);
+        java.args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp"]).arg(Path::new(&jars).join("*"));
+        Ok(java)
+    }
+}
+
+fn answers(port: u16) -> bool {
+    let asked = || {
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+        stream.write_all(&ARE_YOU_THERE)?;
+        stream.read_exact(&mut [0; 8])
+    };
+    asked().is_ok()
+}
