@@ -53,8 +53,8 @@ cargo xtask <command>
   seeded-bugs [--only NAME] [--list]
                                     seed one known bug (xtask/seeded-bugs/NAME.patch) after the other in a copy of the
                                     sources and require that a test fails
-  supply-chain                      check licences and sources of dependencies, write a bill of materials to target/,
-                                    compile each Cargo feature by itself, and the documentation without a warning
+  supply-chain [--bill]             check licences and sources of dependencies, compile each Cargo feature by itself, and
+                                    the documentation without a warning; --bill also writes a bill of materials to target/
   tidy                              check crate directions, broker names, file sizes, pure files, and that the
                                     patches of seeded bugs apply
 

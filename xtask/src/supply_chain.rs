@@ -1,5 +1,5 @@
-//! `cargo xtask supply-chain`: licences and sources of every dependency, a bill of materials, each Cargo feature by itself, and the
-//! documentation of the library without a warning.
+//! `cargo xtask supply-chain`: licences and sources of every dependency, each Cargo feature by itself, and the documentation of the library
+//! without a warning. With `--bill`, a bill of materials, which is for a release: it finds nothing, and its tool takes minutes to compile.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -10,7 +10,8 @@ use crate::steps::step;
 use crate::workspace::Workspace;
 
 /// Tools, at exact versions, so that a new one finds nothing new by itself.
-const TOOLS: [(&str, &str); 2] = [("cargo-deny", "0.20.2"), ("cargo-cyclonedx", "0.5.9")];
+const DENY: (&str, &str) = ("cargo-deny", "0.20.2");
+const CYCLONEDX: (&str, &str) = ("cargo-cyclonedx", "0.5.9");
 
 /// What applications embed, and its features: none, each, all.
 const FEATURES: [(&str, &[&str]); 6] = [
@@ -23,30 +24,20 @@ const FEATURES: [(&str, &[&str]); 6] = [
 ];
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
-    if let Some(unknown) = args.first() {
-        return Err(Failure::usage(format!("`{unknown}` is not understood; supply-chain takes no arguments")));
-    }
+    let with_bill = match args {
+        [] => false,
+        [one] if one == "--bill" => true,
+        [unknown, ..] => {
+            return Err(Failure::usage(format!(
+                "`{unknown}` is not understood; supply-chain takes --bill, or nothing"
+            )));
+        }
+    };
     let workspace = Workspace::find()?;
     let held = Held::until_interrupted()?;
-    let tools = workspace.target.join("tools");
-    for (tool, version) in TOOLS {
-        let installed = tools.join(format!("{tool}-{version}"));
-        if !installed.join("bin").join(tool).is_file() {
-            step(&format!("install {tool} {version} into {}", installed.display()), || {
-                let mut cargo = workspace.cargo();
-                // They run once; optimising them takes longer than they do.
-                cargo.args(["install", "--quiet", "--locked", "--debug", "--root"]).arg(&installed);
-                cargo.arg(format!("{tool}@{version}"));
-                ended_well(&held, &mut cargo, "install a tool")
-            })?;
-        }
-    }
-    let tool = |index: usize| -> PathBuf {
-        let (name, version) = TOOLS[index];
-        tools.join(format!("{name}-{version}")).join("bin").join(name)
-    };
+    let deny = installed(&workspace, &held, DENY)?;
     step("licences, sources and banned crates", || {
-        let mut deny = Command::new(tool(0));
+        let mut deny = Command::new(deny);
         deny.current_dir(&workspace.root).args([
             "--all-features",
             "--log-level",
@@ -58,19 +49,11 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
         ]);
         ended_well(&held, &mut deny, "find every dependency allowed by deny.toml")
     })?;
-    step("a bill of materials of the program", || {
-        let mut bill = Command::new(tool(1));
-        bill.current_dir(&workspace.root).arg("cyclonedx").args(["--format", "json", "--all-features"]);
-        bill.args(["--manifest-path", "crates/postroom-cli/Cargo.toml", "--override-filename", "postroom.cdx"]);
-        ended_well(&held, &mut bill, "write the bill of materials")?;
-        let from = workspace.root.join("crates/postroom-cli/postroom.cdx.json");
-        let to = workspace.target.join("postroom.cdx.json");
-        std::fs::copy(&from, &to)?;
-        // It writes one for each member of the workspace.
-        remove_bills(&workspace)?;
-        eprintln!("==> {}", to.display());
-        Ok::<(), Failure>(())
-    })?;
+    if with_bill {
+        write_bill(&workspace, &held)?;
+    } else {
+        eprintln!("==> left out: the bill of materials (cargo xtask supply-chain --bill)");
+    }
     for (package, features) in FEATURES {
         for features in features {
             step(&format!("{package} with features [{features}]"), || {
@@ -88,6 +71,39 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     })?;
     held.let_go();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where a tool is; it is compiled where it is missing.
+fn installed(workspace: &Workspace, held: &Held, (tool, version): (&str, &str)) -> Result<PathBuf, Failure> {
+    let folder = workspace.target.join("tools").join(format!("{tool}-{version}"));
+    let program = folder.join("bin").join(tool);
+    if !program.is_file() {
+        step(&format!("install {tool} {version} into {}", folder.display()), || {
+            let mut cargo = workspace.cargo();
+            // They run once; optimising them takes longer than they do.
+            cargo.args(["install", "--quiet", "--locked", "--debug", "--root"]).arg(&folder);
+            cargo.arg(format!("{tool}@{version}"));
+            ended_well(held, &mut cargo, "install a tool")
+        })?;
+    }
+    Ok(program)
+}
+
+fn write_bill(workspace: &Workspace, held: &Held) -> Result<(), Failure> {
+    let cyclonedx = installed(workspace, held, CYCLONEDX)?;
+    step("a bill of materials of the program", || {
+        let mut bill = Command::new(cyclonedx);
+        bill.current_dir(&workspace.root).arg("cyclonedx").args(["--format", "json", "--all-features"]);
+        bill.args(["--manifest-path", "crates/postroom-cli/Cargo.toml", "--override-filename", "postroom.cdx"]);
+        ended_well(held, &mut bill, "write the bill of materials")?;
+        let from = workspace.root.join("crates/postroom-cli/postroom.cdx.json");
+        let to = workspace.target.join("postroom.cdx.json");
+        std::fs::copy(&from, &to)?;
+        // It writes one for each member of the workspace.
+        remove_bills(workspace)?;
+        eprintln!("==> {}", to.display());
+        Ok(())
+    })
 }
 
 fn ended_well(held: &Held, command: &mut Command, what: &str) -> Result<(), Failure> {

@@ -38,7 +38,19 @@ impl Template {
         if !rest.is_empty() {
             parts.push(Part::Text(rest.to_owned()));
         }
+        if parts.is_empty() {
+            return Err("it is empty".to_owned());
+        }
         Ok(Self(parts))
+    }
+
+    /// The parts that are the same for every message.
+    #[cfg(feature = "kafka")]
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(|part| match part {
+            Part::Text(text) => Some(text.as_str()),
+            Part::Field(_) => None,
+        })
     }
 
     /// The text, where it is the same for every message.
@@ -99,7 +111,7 @@ mod tests {
         assert_eq!(of("{routing_key}").unwrap(), "order.placed");
         assert_eq!(of("plain").unwrap(), "plain");
         assert_eq!(of("{aggregate_id}"), Err("aggregate_id"));
-        for (text, problem) in [("{tenant}", "the fields are"), ("{type", "brace"), ("a}", "brace")] {
+        for (text, problem) in [("{tenant}", "the fields are"), ("{type", "brace"), ("a}", "brace"), ("", "empty")] {
             assert!(Template::parse(text).unwrap_err().contains(problem), "{text}");
         }
     }

@@ -15,9 +15,9 @@ use rustls::{ClientConfig, RootCertStore};
 /// The files that a URL names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TlsFiles {
-    pub root: Option<PathBuf>,
-    pub certificate: Option<PathBuf>,
-    pub key: Option<PathBuf>,
+    root: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
 }
 
 impl TlsFiles {
@@ -124,6 +124,7 @@ impl TlsParts {
 }
 
 /// What to do about an error of the handshake, where a person can do something.
+#[cfg(any(feature = "nats", feature = "rabbitmq"))]
 pub(crate) fn hint(error: &str) -> &'static str {
     if error.contains("UnknownIssuer") || error.contains("BadSignature") {
         " (no CA that this machine trusts issued the broker's certificate; for your own CA add cacertfile=/path/to/ca.pem to the url)"

@@ -19,7 +19,7 @@ use postroom_testkit::surroundings;
 static SERVER: OnceLock<KafkaServer> = OnceLock::new();
 
 async fn server() -> &'static KafkaServer {
-    let started = || SERVER.get_or_init(|| KafkaServer::start(&surroundings::scratch("kafka"), 0).unwrap());
+    let started = || SERVER.get_or_init(|| KafkaServer::start(&surroundings::scratch("kafka"), 1).unwrap());
     tokio::task::spawn_blocking(started).await.unwrap()
 }
 
@@ -102,17 +102,23 @@ async fn a_message_that_is_too_large_is_told_with_the_limit_and_kills_no_neighbo
     let small = || Message::new("small", "k", "x").key("a");
     let large = Message::new("small", "k", "x".repeat(5_000)).key("b");
     let batch = [small(), large.clone(), small()];
-    for verdict in published(&sink, &batch).await {
-        assert!(
-            matches!(verdict, Verdict::Stored | Verdict::Unknown(_)),
-            "nobody knows which of them it was: {verdict:?}"
-        );
-    }
+    let verdicts = published(&sink, &batch).await;
+    assert_eq!((&verdicts[0], &verdicts[2]), (&Verdict::Stored, &Verdict::Stored));
+    assert_eq!(kind(&verdicts[1]), Some(FailureKind::Permanent), "{verdicts:?}");
     let alone = published(&sink, std::slice::from_ref(&large)).await.remove(0);
     assert_eq!(kind(&alone), Some(FailureKind::Permanent));
     assert!(reason(&alone).contains("max.message.bytes"), "{alone:?}");
     assert_eq!(published(&sink, &[small()]).await, [Verdict::Stored]);
-    assert!(audit.read().await.iter().all(|record| record.id != large.id.to_string()));
+    let ids: Vec<String> = audit.read().await.into_iter().map(|record| record.id).collect();
+    assert_eq!(ids[..2], [batch[0].id.to_string(), batch[2].id.to_string()]);
+    assert_eq!(ids.len(), 3, "the large one is not there, and no other one twice");
+    // Many that are together too large for the topic, and alone are not.
+    let many: Vec<Message> =
+        (0..300).map(|n| Message::new("small", "k", "x".repeat(500)).key(format!("key-{}", n % 7))).collect();
+    assert!(published(&sink, &many).await.iter().all(|verdict| *verdict == Verdict::Stored));
+    let stored: Vec<String> = audit.read().await.into_iter().skip(3).map(|record| record.id).collect();
+    let expected: Vec<String> = many.iter().map(|message| message.id.to_string()).collect();
+    assert_eq!(stored, expected);
 }
 
 #[tokio::test]
@@ -205,6 +211,21 @@ async fn what_is_wrong_with_a_topic_or_a_broker_is_told() {
     assert_eq!(problems("plain").await.len(), 1, "one replica");
     assert!(problems("{topic}").await.len() >= 4, "those that it may be about");
     assert!(problems("nowhere-{topic}").await.is_empty());
+    // A listener that tells its clients to come by another address, where nobody listens.
+    let (advertised, listens) = server.link(0);
+    let mut elsewhere = KafkaOptions { topic: "plain".to_owned(), ..KafkaOptions::new(format!("kafka://{listens}")) };
+    elsewhere.publish_deadline_seconds = 2;
+    let error = elsewhere.check().await.unwrap_err();
+    assert!(error.problem.contains(&format!("calls itself {advertised}")), "{error:?}");
+    assert!(error.problem.contains("Connection refused") && error.advice.contains("advertised.listeners"), "{error:?}");
+    let sink = KafkaSink::new(elsewhere).unwrap();
+    let error = sink.publish(&Batch::new([Message::new("x", "k", "x")])).await.unwrap_err();
+    let why = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    assert!(why.contains(&advertised), "{error}: {why}");
+    for topic in ["", "{topic}-ü", "a b", "{topic}/x"] {
+        let options = KafkaOptions { topic: topic.to_owned(), ..options(server) };
+        assert!(options.check().await.is_err() && KafkaSink::new(options).is_err(), "{topic}");
+    }
     let mut away = KafkaOptions::new("kafka://127.0.0.1:1");
     away.publish_deadline_seconds = 2;
     let error = away.check().await.unwrap_err();

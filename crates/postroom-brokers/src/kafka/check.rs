@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use rdkafka::ClientContext;
 use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifier};
-use rdkafka::client::DefaultClientContext;
+use rdkafka::client::{Client, DefaultClientContext};
 use rdkafka::error::RDKafkaErrorCode as Code;
+use rdkafka::metadata::Metadata;
 use tokio::task::spawn_blocking;
 
 use super::client::{self, Watcher};
@@ -12,6 +14,7 @@ use super::{KafkaOptions, Opened, address};
 use crate::{CheckFailed, Hazard};
 
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
+const LEADER_WITHIN: Duration = Duration::from_secs(5);
 const ASKED_FOR: Duration = Duration::from_secs(1);
 /// Topics that a template may name and that are looked at.
 const TOPICS_MAX: usize = 200;
@@ -60,8 +63,10 @@ pub(super) async fn hazards(options: &KafkaOptions) -> Result<Vec<Hazard>, Check
     if topics.is_empty() {
         return Ok(Vec::new());
     }
-    let admin: AdminClient<DefaultClientContext> =
-        client::config(&opened.address).create().map_err(|error| failed(options, &error.to_string()))?;
+    let admin: AdminClient<DefaultClientContext> = client::config(&opened.address)
+        .map_err(unusable)?
+        .create()
+        .map_err(|error| failed(options, &error.to_string()))?;
     let asked: Vec<ResourceSpecifier<'_>> = topics.iter().map(|topic| ResourceSpecifier::Topic(&topic.name)).collect();
     let within = AdminOptions::new().request_timeout(Some(ANSWERS_WITHIN));
     let described =
@@ -136,11 +141,11 @@ fn of_topic(topic: &Topic, config: Result<&ConfigResource, Code>) -> Vec<Hazard>
 
 async fn cluster(options: &KafkaOptions, opened: &Opened) -> Result<Cluster, CheckFailed> {
     let watcher = Watcher::default();
-    let (seen, asking) = (watcher.clone(), watcher.clone());
+    let asking = watcher.clone();
     let (address, options_too, wanted) =
         (opened.address.clone(), options.clone(), opened.topic.fixed().map(str::to_owned));
     let asked = spawn_blocking(move || {
-        let producer = client::producer(&address, &options_too, watcher).map_err(|error| error.to_string())?;
+        let producer = client::producer(&address, &options_too, watcher)?;
         let client = rdkafka::producer::Producer::client(&producer);
         let since = Instant::now();
         let metadata = loop {
@@ -148,11 +153,14 @@ async fn cluster(options: &KafkaOptions, opened: &Opened) -> Result<Cluster, Che
                 Ok(metadata) => break metadata,
                 // The client goes on trying; whoever asks wants to know what is wrong.
                 Err(error) if asking.down().is_some() || since.elapsed() >= ANSWERS_WITHIN => {
-                    return Err(error.to_string());
+                    return Err(asking.down().unwrap_or_else(|| error.to_string()));
                 }
                 Err(_) => {}
             }
         };
+        if let Some(wanted) = &wanted {
+            reach_leader(client, &metadata, wanted, &asking)?;
+        }
         let topics = metadata.topics().iter().filter(|topic| topic.error().is_none() && !topic.partitions().is_empty());
         let topics = topics.map(|topic| Topic {
             name: topic.name().to_owned(),
@@ -163,14 +171,45 @@ async fn cluster(options: &KafkaOptions, opened: &Opened) -> Result<Cluster, Che
     });
     match asked.await {
         Ok(Ok(cluster)) => Ok(cluster),
-        Ok(Err(problem)) => Err(failed(options, &seen.down().unwrap_or(problem))),
+        Ok(Err(problem)) => Err(failed(options, &problem)),
         Err(error) => Err(failed(options, &error.to_string())),
+    }
+}
+
+/// A client learns from any broker how the others are called (`advertised.listeners`), and publishes to the one that leads the topic.
+fn reach_leader<C: ClientContext>(
+    client: &Client<C>,
+    metadata: &Metadata,
+    topic: &str,
+    watcher: &Watcher,
+) -> Result<(), String> {
+    let found = metadata.topics().iter().find(|found| found.name() == topic);
+    let Some(partition) = found.and_then(|found| found.partitions().first()) else { return Ok(()) };
+    let leader = metadata.brokers().iter().find(|broker| broker.id() == partition.leader());
+    let called = leader.map_or_else(|| "no broker".to_owned(), |leader| format!("{}:{}", leader.host(), leader.port()));
+    match client.fetch_watermarks(topic, partition.id(), LEADER_WITHIN) {
+        Err(error)
+            if matches!(
+                error.rdkafka_error_code(),
+                Some(Code::OperationTimedOut | Code::BrokerTransportFailure | Code::AllBrokersDown)
+            ) =>
+        {
+            let why = watcher.last().unwrap_or_else(|| error.to_string());
+            Err(format!(
+                "the broker that leads topic {topic:?} calls itself {called}, and cannot be reached there: {why}"
+            ))
+        }
+        _ => Ok(()),
     }
 }
 
 fn failed(options: &KafkaOptions, problem: &str) -> CheckFailed {
     let lower = problem.to_lowercase();
-    let advice = if lower.contains("authentication") {
+    let advice = if lower.contains("sasl state") || lower.contains("supported mechanisms") {
+        "this listener has no SASL, or not this mechanism: use another listener, or take the user or the mechanism out of the URL"
+    } else if lower.contains("invalid response") {
+        "what listens there is no Kafka broker, or its listener has TLS: correct the URL"
+    } else if lower.contains("authentication") {
         "correct the user, the password and the mechanism in the URL, with special characters percent-encoded"
     } else if lower.contains("ssl") || lower.contains("certificate") {
         "use kafkas:// where the broker's listener has TLS and kafka:// where it has not; for a CA of your own add cacertfile=/path/to/ca.pem"

@@ -11,7 +11,7 @@ use rdkafka::producer::{FutureProducer, Producer as _, PurgeConfig};
 
 use super::address::Address;
 use super::{Compression, KafkaOptions};
-use crate::tls::TlsFiles;
+use crate::tls::TlsParts;
 
 pub(super) type Producer = FutureProducer<Watcher>;
 
@@ -22,8 +22,8 @@ const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// A request without an answer ends its connection.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
-/// What both a producer and an administrator need.
-pub(super) fn config(address: &Address) -> ClientConfig {
+/// What both a producer and an administrator need. Reads the certificates, each time anew.
+pub(super) fn config(address: &Address) -> Result<ClientConfig, String> {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", &address.brokers).set("client.id", "postroom");
     // The default of ten seconds would outlive the deadline of a message.
@@ -42,25 +42,26 @@ pub(super) fn config(address: &Address) -> ClientConfig {
             .set("sasl.username", &user.name)
             .set("sasl.password", &user.password);
     }
-    let TlsFiles { root, certificate, key } = &address.files;
-    let files = [("ssl.ca.location", root), ("ssl.certificate.location", certificate), ("ssl.key.location", key)];
-    for (name, file) in files {
-        if let Some(file) = file {
-            config.set(name, file.display().to_string());
-        }
+    let TlsParts { root, identity } = address.files.read()?;
+    if let Some(root) = root {
+        config.set("ssl.ca.pem", root);
     }
-    config
+    if let Some((certificate, key)) = identity {
+        config.set("ssl.certificate.pem", certificate).set("ssl.key.pem", key);
+    }
+    Ok(config)
 }
 
 /// Sends what it is given in order, each message once, or says within the deadline that it does not know.
-pub(super) fn producer(address: &Address, options: &KafkaOptions, watcher: Watcher) -> Result<Producer, KafkaError> {
+pub(super) fn producer(address: &Address, options: &KafkaOptions, watcher: Watcher) -> Result<Producer, String> {
     let deadline_ms = options.publish_deadline_seconds.saturating_mul(1000);
-    let mut config = config(address);
+    let mut config = config(address)?;
     config.set("acks", "all").set("enable.idempotence", "true");
     config.set("message.timeout.ms", deadline_ms.to_string());
     config.set("request.timeout.ms", deadline_ms.min(millis(ANSWERS_WITHIN)).to_string());
     // The relay hands over whole batches: nothing is gained by waiting for more.
     config.set("queue.buffering.max.ms", "1");
+    config.set("queue.buffering.max.messages", "1000000");
     config.set("batch.size", BATCH_BYTES_MAX.to_string());
     config.set("message.max.bytes", MESSAGE_BYTES_MAX.to_string());
     // As Kafka's own clients choose a partition, so that whoever else writes there finds the same.
@@ -73,7 +74,7 @@ pub(super) fn producer(address: &Address, options: &KafkaOptions, watcher: Watch
         Compression::Snappy => "snappy",
     };
     config.set("compression.type", compression);
-    config.create_with_context(watcher)
+    config.create_with_context(watcher).map_err(|error| error.to_string())
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -103,9 +104,15 @@ impl Watcher {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).down.clone()
     }
 
+    /// What was wrong with a broker last.
+    pub fn last(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).last.clone()
+    }
+
     /// A broker has answered.
     pub fn is_up(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Heard::default();
+        // What was wrong with another one may still be: it is told once only.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).down = None;
     }
 }
 
@@ -120,7 +127,7 @@ impl ClientContext for Watcher {
         match error.rdkafka_error_code() {
             // Only how many there are; why was said before.
             Some(RDKafkaErrorCode::AllBrokersDown) => {
-                heard.down = Some(heard.last.clone().unwrap_or_else(|| reason.to_owned()));
+                heard.down = Some(heard.last.clone().unwrap_or_else(|| "no broker answers".to_owned()));
             }
             Some(RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SSL) => {
                 heard.last = Some(reason.to_owned());

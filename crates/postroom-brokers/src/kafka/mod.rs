@@ -72,6 +72,12 @@ impl std::fmt::Debug for KafkaOptions {
     }
 }
 
+/// Together a million messages, for which the client has room.
+const BATCH_MESSAGES_MAX: u64 = 10_000;
+const BATCHES_MAX: u64 = 100;
+/// A day; the client accepts up to 24 days.
+const DEADLINE_MAX_SECONDS: u64 = 86_400;
+
 fn default_topic() -> String {
     "{topic}".to_owned()
 }
@@ -138,15 +144,20 @@ impl KafkaOptions {
     }
 
     fn opened(&self) -> Result<Opened, String> {
-        if self.batch_messages_max == 0 || self.batches_in_flight_max == 0 || self.publish_deadline_seconds == 0 {
-            let problem = "batch_messages_max, batches_in_flight_max and publish_deadline_seconds must be at least 1";
-            return Err(problem.to_owned());
+        let limits = [
+            ("batch_messages_max", self.batch_messages_max as u64, BATCH_MESSAGES_MAX),
+            ("batches_in_flight_max", self.batches_in_flight_max as u64, BATCHES_MAX),
+            ("publish_deadline_seconds", self.publish_deadline_seconds, DEADLINE_MAX_SECONDS),
+        ];
+        if let Some((name, _, most)) = limits.into_iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
+            return Err(format!("{name} must be between 1 and {most}"));
         }
         let address = Address::parse(&self.url)?;
         address.files.read()?;
         let topic = Template::parse(&self.topic).map_err(|problem| format!("topic: {problem}"))?;
-        if let Some(topic) = topic.fixed() {
-            record::check_topic(topic)?;
+        match topic.fixed() {
+            Some(topic) => record::check_topic(topic)?,
+            None => topic.texts().try_for_each(record::check_part)?,
         }
         Ok(Opened { address, topic })
     }

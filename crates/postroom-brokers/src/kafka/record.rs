@@ -44,15 +44,24 @@ pub(super) fn topic(template: &Template, message: &Message) -> Result<String, St
 
 /// Whether Kafka can have a topic of this name.
 pub(super) fn check_topic(topic: &str) -> Result<(), String> {
-    let is_legal = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if topic.is_empty() || topic.len() > TOPIC_BYTES_MAX || matches!(topic, "." | "..") || !topic.chars().all(is_legal)
     {
         let shown: String = topic.chars().take(100).collect();
-        return Err(format!(
-            "{shown:?} can be no topic: a name has 1 to {TOPIC_BYTES_MAX} letters, digits, dots, underscores and hyphens, and nothing else"
-        ));
+        return Err(format!("{shown:?} ({} bytes) can be no topic: {RULE}", topic.len()));
     }
     Ok(())
+}
+
+/// Whether it can be a part of such a name.
+pub(super) fn check_part(part: &str) -> Result<(), String> {
+    let is_right = part.len() <= TOPIC_BYTES_MAX && part.chars().all(is_legal);
+    if is_right { Ok(()) } else { Err(format!("{part:?} can be in no topic: {RULE}")) }
+}
+
+const RULE: &str = "a name has 1 to 249 letters, digits, dots, underscores and hyphens, and nothing else";
+
+fn is_legal(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "._-".contains(c)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Publishing: each message has its own delivery report.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -159,6 +159,52 @@ impl KafkaSink {
     }
 }
 
+impl KafkaSink {
+    /// Sends messages whose batch was refused one after the other, so that each gets its own answer. The broker said that it stored none of
+    /// them. A message stays unknown if a later one of its key was stored, or if the time is up.
+    async fn send_alone(
+        &self,
+        producer: &Producer,
+        batch: &Batch,
+        refused: Vec<(usize, &str)>,
+        by: Instant,
+        verdicts: &mut Verdicts,
+    ) {
+        let mut left_behind = HashSet::new();
+        for (place, topic) in refused {
+            let Some(message) = batch.messages().get(place) else { continue };
+            let key = message.ordering_key();
+            let of_key = |other: &Message| key.is_some() && other.ordering_key() == key;
+            let is_overtaken = batch
+                .messages()
+                .iter()
+                .enumerate()
+                .skip(place + 1)
+                .any(|(later, other)| of_key(other) && verdicts.of(later) == Some(&Verdict::Stored));
+            if is_overtaken || key.is_some_and(|key| left_behind.contains(key)) || Instant::now() >= by - GRACE {
+                left_behind.extend(key);
+                continue;
+            }
+            let report = match send(producer, topic, message) {
+                Ok(report) => timeout_at(by, report).await,
+                Err(error) => {
+                    verdicts.judge(place, verdict(&error, topic, 1));
+                    continue;
+                }
+            };
+            let verdict = match report {
+                Ok(Ok(Ok(_))) => Verdict::Stored,
+                Ok(Ok(Err((error, _)))) => verdict(&error, topic, 1),
+                Ok(Err(_)) | Err(_) => Verdict::Unknown("no confirmation of it alone".to_owned()),
+            };
+            if verdict != Verdict::Stored {
+                left_behind.extend(key);
+            }
+            verdicts.judge(place, verdict);
+        }
+    }
+}
+
 fn no_such_topic(topic: &str) -> String {
     format!(
         "topic {topic:?} does not exist; create it with `kafka-topics.sh --create --topic {topic} --partitions … --replication-factor …`"
@@ -202,17 +248,26 @@ fn end(producer: Arc<Producer>) {
     drop(ended);
 }
 
+/// A broker refuses a whole batch because of one message in it, or because of its size, and does not say which.
+fn is_about_a_batch(code: Code) -> bool {
+    matches!(
+        code,
+        Code::MessageSizeTooLarge
+            | Code::MessageBatchTooLarge
+            | Code::InvalidRecord
+            | Code::InvalidMessage
+            | Code::InvalidTimestamp
+    )
+}
+
 /// What a report means. `together`: messages that may have been in one request with this one, itself among them.
 fn verdict(error: &KafkaError, topic: &str, together: usize) -> Verdict {
     let unknown = || Verdict::Unknown(error.to_string());
     let KafkaError::MessageProduction(code) = error else { return unknown() };
     let about = |kind, reason: String| Verdict::failed(kind, reason);
     match code {
-        // A broker refuses a whole batch over one message in it, and does not say which.
-        Code::MessageSizeTooLarge | Code::MessageBatchTooLarge | Code::InvalidRecord | Code::InvalidMessage | Code::InvalidTimestamp
-            if together > 1 =>
-        {
-            Verdict::Unknown(format!("the broker refused {together} messages over one of them: {code}"))
+        _ if together > 1 && is_about_a_batch(*code) => {
+            Verdict::Unknown(format!("the broker refused {together} messages for topic {topic:?} because of one of them: {code}"))
         }
         Code::MessageSizeTooLarge | Code::MessageBatchTooLarge | Code::InvalidMessageSize => about(
             FailureKind::Permanent,
@@ -285,12 +340,16 @@ impl Sink for KafkaSink {
         for (_, topic) in &places {
             *of_topic.entry(topic).or_default() += 1;
         }
-        let (mut answered, mut last) = (false, None);
+        let (mut answered, mut last, mut refused) = (false, None, Vec::new());
         for ((place, topic), report) in places.iter().zip(reported) {
+            let together = of_topic.get(topic.as_str()).copied().unwrap_or(1);
             let verdict = match report {
                 Ok(Ok(_)) => Verdict::Stored,
                 Ok(Err((error, _))) => {
-                    let verdict = verdict(&error, topic, of_topic.get(topic.as_str()).copied().unwrap_or(1));
+                    if together > 1 && error.rdkafka_error_code().is_some_and(is_about_a_batch) {
+                        refused.push((*place, topic.as_str()));
+                    }
+                    let verdict = verdict(&error, topic, together);
                     last = Some(error);
                     verdict
                 }
@@ -299,6 +358,8 @@ impl Sink for KafkaSink {
             answered |= !matches!(verdict, Verdict::Unknown(_));
             verdicts.judge(*place, verdict);
         }
+        answered |= !refused.is_empty();
+        self.send_alone(&producer, batch, refused, by, &mut verdicts).await;
         if answered {
             self.watcher.is_up();
         } else {

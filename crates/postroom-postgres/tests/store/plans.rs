@@ -363,6 +363,17 @@ async fn taking_from_an_inbox_costs_no_more_for_long_queues() {
         );
         assert!(of_one < 1_500 && of_many < 200_000, "{upkeep}: {of_one}, {of_many}");
     }
+    // A consumer of whom the statistics say nothing.
+    let rows = "insert into postroom.inbox_messages (consumer, message_id, ordering_key, topic, type, payload, content_type)
+                select 'late', gen_random_uuid(), 'hot', 'orders', 'order.placed', '', 'x' from generate_series(1, 20000) n";
+    client.batch_execute(rows).await.unwrap();
+    let explained = "explain (analyze, buffers, format json) select count(*) from postroom.inbox_take('late', 10)";
+    for _ in 0..3 {
+        let cost = buffers(&client.query_one(explained, &[]).await.unwrap().get::<_, Value>(0)[0]["Plan"]);
+        println!("buffers of a take of a consumer that is new: {cost}");
+        // It examines 2,000 messages.
+        assert!(cost < 150_000, "{cost}");
+    }
 }
 
 #[tokio::test]
