@@ -121,6 +121,23 @@ async fn a_message_that_is_too_large_is_told_with_the_limit_and_kills_no_neighbo
     assert_eq!(stored, expected);
 }
 
+/// The client puts messages of several calls into one request.
+#[tokio::test]
+async fn a_message_is_not_judged_by_what_another_call_sends() {
+    let server = server().await;
+    let audit = AuditTopic::create(&server.address(), "shared", 1, &[("max.message.bytes", "2000")]).await;
+    let sink = sink(server);
+    let mut expected = Vec::new();
+    for _ in 0..30 {
+        let (small, large) = ([Message::new("shared", "k", "x")], [Message::new("shared", "k", "x".repeat(5_000))]);
+        expected.push(small[0].id.to_string());
+        let (with_large, with_small) = tokio::join!(published(&sink, &large), published(&sink, &small));
+        assert_eq!(with_small, [Verdict::Stored]);
+        assert_eq!(kind(&with_large[0]), Some(FailureKind::Permanent), "{with_large:?}");
+    }
+    assert_eq!(audit.read().await.into_iter().map(|record| record.id).collect::<Vec<_>>(), expected);
+}
+
 #[tokio::test]
 async fn a_compacted_topic_takes_no_message_without_a_key() {
     let server = server().await;

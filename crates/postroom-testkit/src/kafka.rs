@@ -55,7 +55,24 @@ impl AuditTopic {
         }
         let made = admin(brokers).create_topics([&topic], &AdminOptions::new().operation_timeout(Some(WITHIN))).await;
         made.expect("an answer").remove(0).expect("a topic");
-        Self { brokers: brokers.to_owned(), name: name.to_owned() }
+        let topic = Self { brokers: brokers.to_owned(), name: name.to_owned() };
+        let known = topic.clone();
+        spawn_blocking(move || known.until_known()).await.expect("a topic that the broker knows");
+        topic
+    }
+
+    /// The controller has it before the broker knows.
+    fn until_known(&self) {
+        let admin = admin(&self.brokers);
+        let since = Instant::now();
+        loop {
+            let metadata = admin.inner().fetch_metadata(Some(&self.name), WITHIN).expect("an answer");
+            let partitions = metadata.topics()[0].partitions();
+            if !partitions.is_empty() && partitions.iter().all(|partition| partition.leader() >= 0) {
+                return;
+            }
+            assert!(since.elapsed() < WITHIN, "topic {} does not appear", self.name);
+        }
     }
 
     /// Gives it more partitions.

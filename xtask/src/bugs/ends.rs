@@ -342,7 +342,7 @@ pub(super) const BUGS: &[Bug] = &[
         name: "a_batch_that_is_refused_kills_its_messages",
         breaks: "takes Kafka's refusal of a batch for a verdict on each message in it",
         package: "postroom-brokers",
-        test: &["--test", "kafka", "a_message_that_is_too_large_is_told_with_the_limit_and_kills_no_neighbour"],
+        test: &["--test", "kafka", "a_message_is_not_judged_by_what_another_call_sends"],
         needs_bin: false,
     },
 ];

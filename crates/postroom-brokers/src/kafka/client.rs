@@ -81,8 +81,8 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Ends a producer: nothing that it still has is sent. It waits for its threads.
-pub(super) fn end(producer: &Producer) {
+/// Nothing that the producer still has is sent.
+pub(super) fn purge(producer: &Producer) {
     producer.purge(PurgeConfig::default().queue().inflight());
 }
 
