@@ -21,16 +21,20 @@ struct Target {
     /// Arguments of `cargo xtask test`.
     server: &'static [&'static str],
     package: &'static str,
-    test: &'static str,
+    /// The test program, and which of its tests; none: all.
+    test: (&'static str, Option<&'static str>),
 }
 
+/// Beside a store's own tests.
+const OF_STORE: Option<&str> = Some("conformance::");
+
 const TARGETS: &[Target] = &[
-    Target { on: "PostgreSQL 15", server: &[], package: "postroom-postgres", test: "store" },
-    Target { on: "PostgreSQL 18", server: &["--newest"], package: "postroom-postgres", test: "store" },
-    Target { on: "MariaDB 10.11", server: &[], package: "postroom-mysql", test: "store" },
-    Target { on: "MySQL 9.7", server: &["--mysql"], package: "postroom-mysql", test: "store" },
-    Target { on: "SQLite", server: &[], package: "postroom-sqlite", test: "conformance" },
-    Target { on: "brokers", server: &[], package: "postroom-brokers", test: "conformance" },
+    Target { on: "PostgreSQL 15", server: &[], package: "postroom-postgres", test: ("store", OF_STORE) },
+    Target { on: "PostgreSQL 18", server: &["--newest"], package: "postroom-postgres", test: ("store", OF_STORE) },
+    Target { on: "MariaDB 10.11", server: &[], package: "postroom-mysql", test: ("store", OF_STORE) },
+    Target { on: "MySQL 9.7", server: &["--mysql"], package: "postroom-mysql", test: ("store", OF_STORE) },
+    Target { on: "SQLite", server: &[], package: "postroom-sqlite", test: ("conformance", None) },
+    Target { on: "brokers", server: &[], package: "postroom-brokers", test: ("conformance", None) },
 ];
 
 /// Modules of tests, and what each of them is for people: the suite, and the driver or part that it runs through.
@@ -83,7 +87,9 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     for target in TARGETS {
         eprintln!("==> {} on {}", target.package, target.on);
         let mut tests = Command::new(env::current_exe()?);
-        tests.arg("test").args(target.server).args(["--", "-p", target.package, "--test", target.test]);
+        let (test, only) = target.test;
+        tests.arg("test").args(target.server).args(["--", "-p", target.package, "--test", test]);
+        tests.args(only.iter().flat_map(|only| ["--", only]));
         let mut tests = tests.stdout(Stdio::piped()).spawn()?;
         let out = tests.stdout.take().ok_or_else(|| Failure::work("the tests have no output"))?;
         let before = results.len();

@@ -40,6 +40,7 @@ cargo xtask <command>
                                     ARGS go to `cargo test`. --newest: on the newest PostgreSQL that can be installed;
                                     --mysql: on MySQL in place of MariaDB. Without ARGS the tests of the PostgreSQL
                                     store are run on both PostgreSQLs, and those of the MariaDB store also on MySQL
+  packages                          install the Debian packages that compiling everything and the tests need; `test` does so too
   orders, checkout, articles [-- ARGS]
                                     run that example on a private PostgreSQL and RabbitMQ (articles: and MariaDB);
                                     ARGS go to it
@@ -77,6 +78,10 @@ fn run(args: &[String]) -> Result<ExitCode, Failure> {
         return Err(Failure::usage(format!("name a command\n\n{HELP}")));
     };
     match command.as_str() {
+        "packages" => {
+            packages::ensure(&held::Held::until_interrupted()?)?;
+            Ok(ExitCode::SUCCESS)
+        }
         "test" => test::run(rest),
         "orders" | "checkout" | "articles" => examples::run(command, rest),
         "bench" => bench::run(rest),

@@ -21,11 +21,25 @@ const LOCKED_AT_MOST: Duration = Duration::from_secs(600);
 /// 101: the action is forbidden.
 const POLICY_TEXT: &str = "#!/bin/sh\n# put here by postroom's `cargo xtask`, which removes it again\nexit 101\n";
 
-/// Makes sure that PostgreSQL, also with a faked clock and behind a pooler, and RabbitMQ can be started.
+/// What the C library behind the feature `kafka` is compiled with, and a file by which each package shows.
+const TO_COMPILE: [(&str, &str); 4] = [
+    ("libssl-dev", "/usr/include/openssl/ssl.h"),
+    ("pkg-config", "/usr/bin/pkg-config"),
+    ("g++", "/usr/bin/g++"),
+    ("make", "/usr/bin/make"),
+];
+
+/// Debian packages that the tests need and that are not installed.
+fn missing() -> Vec<&'static str> {
+    let to_compile = TO_COMPILE.into_iter().filter(|(_, file)| !Path::new(file).exists());
+    services::missing().into_iter().chain(to_compile.map(|(package, _)| package)).collect()
+}
+
+/// Makes sure that the servers of the tests can be started, and that everything can be compiled.
 ///
 /// As root on Debian it installs what is missing; anybody else is told what to install, with exit code 2.
 pub(crate) fn ensure(held: &Held) -> Result<(), Failure> {
-    let missing = services::missing();
+    let missing = missing();
     if missing.is_empty() {
         return Ok(());
     }
@@ -33,7 +47,7 @@ pub(crate) fn ensure(held: &Held) -> Result<(), Failure> {
     let we_are_root = fs::metadata("/proc/self").is_ok_and(|about| about.uid() == 0);
     if !we_are_root || !Path::new(APT_GET).exists() {
         return Err(Failure::usage(format!(
-            "the tests need the Debian packages {wanted}, for servers of their own; install them with\n    \
+            "the tests need the Debian packages {wanted}, to compile and for servers of their own; install them with\n    \
              sudo apt-get install --no-install-recommends {wanted}"
         )));
     }
@@ -48,11 +62,11 @@ pub(crate) fn ensure(held: &Held) -> Result<(), Failure> {
     });
     held.drop_policy();
     installed?;
-    let still = services::missing();
+    let still = self::missing();
     if still.is_empty() {
         Ok(())
     } else {
-        Err(Failure::usage(format!("apt-get installed {wanted}, but the programs of {} are missing", still.join(" "))))
+        Err(Failure::usage(format!("apt-get installed {wanted}, but what {} brings is missing", still.join(" "))))
     }
 }
 
