@@ -390,3 +390,87 @@ async fn certificates_users_and_rights_are_checked_on_both_sides() {
         assert!(reason(&verdict).contains("may not write to topic \"orders\""), "{verdict:?}");
     }
 }
+
+#[tokio::test]
+async fn replicas_that_are_away_hold_up_what_they_must_confirm_and_lose_nothing() {
+    let (one, two) = (surroundings::scratch("kafka-one"), surroundings::scratch("kafka-two"));
+    let started = move || {
+        let first = KafkaServer::start(&one, 0).unwrap();
+        let second = first.join(&two, 2).unwrap();
+        (first, second)
+    };
+    let (first, mut second) = tokio::task::spawn_blocking(started).await.unwrap();
+    let careful = [("min.insync.replicas", "2")];
+    let careful = AuditTopic::replicated(&first.address(), "careful", (4, 2), &careful).await;
+    let hasty = AuditTopic::replicated(&first.address(), "hasty", (4, 2), &[]).await;
+    let of = |topic: &str| {
+        let mut options = KafkaOptions::new(format!("kafka://{},{}", first.address(), second.address()));
+        (options.publish_deadline_seconds, options.topic) = (4, topic.to_owned());
+        options
+    };
+    let hazards = async |topic: &str| of(topic).hazards().await.unwrap();
+    assert_eq!(hazards("careful").await, []);
+    let found = hazards("hasty").await;
+    assert!(found.len() == 1 && found[0].problem.contains("min.insync.replicas = 1"), "{found:?}");
+    let (of_careful, of_hasty) = (KafkaSink::new(of("careful")).unwrap(), KafkaSink::new(of("hasty")).unwrap());
+    let messages =
+        |count: i32| -> Vec<Message> { (0..count).map(|n| Message::new("x", "k", "x").key(n.to_string())).collect() };
+    let before = messages(40);
+    assert!(published(&of_careful, &before).await.iter().all(|verdict| *verdict == Verdict::Stored));
+    // Partitions that the second one led go to the first, which is enough for one of the topics.
+    second = tokio::task::spawn_blocking(move || {
+        second.kill().unwrap();
+        second
+    })
+    .await
+    .unwrap();
+    let batch = messages(40);
+    let mut left = batch.clone();
+    for _ in 0..20 {
+        if left.is_empty() {
+            break;
+        }
+        let verdicts = match of_hasty.publish(&Batch::new(left.iter().cloned())).await {
+            Ok(mut verdicts) => (0..left.len()).map(|place| verdicts.take(place)).collect(),
+            Err(_) => vec![Verdict::Unknown(String::new()); left.len()],
+        };
+        left = left
+            .into_iter()
+            .zip(verdicts)
+            .filter(|(_, verdict)| *verdict != Verdict::Stored)
+            .map(|(one, _)| one)
+            .collect();
+    }
+    assert!(left.is_empty(), "one replica is enough there");
+    let stored: BTreeSet<String> = hasty.read().await.into_iter().map(|record| record.id).collect();
+    assert!(batch.iter().all(|message| stored.contains(&message.id.to_string())));
+    // And not for the other.
+    let waiting = messages(10);
+    for _ in 0..2 {
+        match of_careful.publish(&Batch::new(waiting.iter().cloned())).await {
+            Ok(mut verdicts) => {
+                for place in 0..waiting.len() {
+                    let verdict = verdicts.take(place);
+                    let waits = matches!(verdict, Verdict::Unknown(_)) || kind(&verdict) == Some(FailureKind::Busy);
+                    assert!(waits, "nothing is used up: {verdict:?}");
+                }
+            }
+            Err(error) => println!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string)),
+        }
+    }
+    second = tokio::task::spawn_blocking(move || {
+        second.start_again().unwrap();
+        second
+    })
+    .await
+    .unwrap();
+    for _ in 0..20 {
+        let again = of_careful.publish(&Batch::new(waiting.iter().cloned())).await;
+        if again.is_ok_and(|mut verdicts| (0..waiting.len()).all(|place| verdicts.take(place) == Verdict::Stored)) {
+            break;
+        }
+    }
+    let stored: BTreeSet<String> = careful.read().await.into_iter().map(|record| record.id).collect();
+    assert!(before.iter().chain(&waiting).all(|message| stored.contains(&message.id.to_string())));
+    drop(second);
+}

@@ -49,7 +49,21 @@ impl AuditTopic {
     /// # Panics
     /// If the broker refuses.
     pub async fn create(brokers: &str, name: &str, partitions: usize, settings: &[(&str, &str)]) -> Self {
-        let mut topic = NewTopic::new(name, i32::try_from(partitions).expect("few"), TopicReplication::Fixed(1));
+        Self::replicated(brokers, name, (partitions, 1), settings).await
+    }
+
+    /// The same, with so many partitions and replicas.
+    ///
+    /// # Panics
+    /// If the broker refuses.
+    pub async fn replicated(
+        brokers: &str,
+        name: &str,
+        (partitions, replicas): (usize, i32),
+        settings: &[(&str, &str)],
+    ) -> Self {
+        let partitions = i32::try_from(partitions).expect("few");
+        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(replicas));
         for (setting, value) in settings {
             topic = topic.set(setting, value);
         }

@@ -15,6 +15,8 @@ use super::{ports, wait};
 pub const KAFKA_JARS: &str = "POSTROOM_TEST_KAFKA_JARS";
 
 const ANSWERS_WITHIN: Duration = Duration::from_secs(90);
+/// An id of a cluster, which is a UUID in base 64.
+const CLUSTER: &str = "AAAAAAAAAAAAAAAAAAAAAQ";
 /// `ApiVersions` 0 from a client without a name, which is answered as soon as requests are.
 /// <https://kafka.apache.org/protocol.html>
 const ARE_YOU_THERE: [u8; 14] = [0, 0, 0, 10, 0, 18, 0, 0, 0, 0, 0, 1, 0xff, 0xff];
@@ -26,6 +28,7 @@ const ARE_YOU_THERE: [u8; 14] = [0, 0, 0, 10, 0, 18, 0, 0, 0, 0, 0, 1, 0xff, 0xf
 pub struct KafkaServer {
     dir: PathBuf,
     port: u16,
+    controller: u16,
     links: Vec<Link>,
     /// Name and port of further listeners.
     secure: Vec<(String, u16)>,
@@ -85,7 +88,7 @@ impl KafkaServer {
         }
         let mut secure = Vec::new();
         let mut further = String::new();
-        let mut format = vec!["kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "--standalone"];
+        let mut format = vec!["kafka.tools.StorageTool", "format", "-t", CLUSTER, "--standalone"];
         let mut users = Vec::new();
         if let Some(security) = security {
             for (name, protocol) in security.listeners {
@@ -121,18 +124,42 @@ impl KafkaServer {
             dir.join("data").display()
         );
         fs::write(dir.join("kafka.properties"), properties)?;
-        let mut server = Self { dir, port, links, secure, process: None };
-        let properties = server.dir.join("kafka.properties");
-        let output = server.java()?.args(format).arg("-c").arg(properties).stdin(Stdio::null()).output()?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-            return Err(io::Error::other(format!(
-                "format the folder of a Kafka broker: {}; it said:\n{said}",
-                output.status
-            )));
-        }
+        let mut server = Self { dir, port, controller, links, secure, process: None };
+        server.format(&format)?;
         server.start_again()?;
         Ok(server)
+    }
+
+    /// Another broker of the same cluster, in a folder of its own; `node` is 2 or more.
+    ///
+    /// # Errors
+    /// As for `start`.
+    pub fn join(&self, dir: &Path, node: u32) -> io::Result<Self> {
+        fs::create_dir_all(dir)?;
+        let dir = fs::canonicalize(dir)?;
+        let (port, controller) = (ports::free()?, self.controller);
+        let properties = format!(
+            "process.roles=broker\nnode.id={node}\ncontroller.quorum.bootstrap.servers=127.0.0.1:{controller}\n\
+             listeners=PLAINTEXT://127.0.0.1:{port}\nlistener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT\n\
+             controller.listener.names=CONTROLLER\nlog.dirs={}\nbroker.session.timeout.ms=1500\nbroker.heartbeat.interval.ms=300\n\
+             num.network.threads=2\nnum.io.threads=2\nlog.cleaner.dedupe.buffer.size=4194304\n",
+            dir.join("data").display()
+        );
+        fs::write(dir.join("kafka.properties"), properties)?;
+        let mut server = Self { dir, port, controller, links: Vec::new(), secure: Vec::new(), process: None };
+        server.format(&["kafka.tools.StorageTool", "format", "-t", CLUSTER, "--no-initial-controllers"])?;
+        server.start_again()?;
+        Ok(server)
+    }
+
+    fn format(&self, arguments: &[&str]) -> io::Result<()> {
+        let properties = self.dir.join("kafka.properties");
+        let output = self.java()?.args(arguments).arg("-c").arg(properties).stdin(Stdio::null()).output()?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        Err(io::Error::other(format!("format the folder of a Kafka broker: {}; it said:\n{said}", output.status)))
     }
 
     /// `127.0.0.1:PORT`
