@@ -166,7 +166,7 @@ async fn a_topic_that_is_missing_is_told_and_not_created() {
         assert!(reason(&verdicts[1]).contains("kafka-topics.sh --create --topic missing"), "{verdicts:?}");
         assert!(reason(&verdicts[2]).contains("can be no topic"), "{verdicts:?}");
     }
-    // This broker would create a topic for whoever asked it to.
+    // This broker creates topics automatically when a client allows it.
     let options = KafkaOptions { topic: "missing".to_owned(), ..options(server) };
     let error = options.check().await.unwrap_err();
     assert!(

@@ -7,7 +7,7 @@ use crate::tls::TlsFiles;
 const PLAIN: &str = "kafka://";
 const ENCRYPTED: &str = "kafkas://";
 const PORT: u16 = 9092;
-/// The others are told by a token or a ticket, which nobody has asked for yet.
+/// OAUTHBEARER and GSSAPI are not supported.
 const MECHANISMS: [&str; 3] = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"];
 
 /// Brokers to begin with, and who we are.

@@ -151,7 +151,7 @@ async fn cluster(options: &KafkaOptions, opened: &Opened) -> Result<Cluster, Che
         let metadata = loop {
             match client.fetch_metadata(wanted.as_deref(), ASKED_FOR) {
                 Ok(metadata) => break metadata,
-                // The client goes on trying; whoever asks wants to know what is wrong.
+                // The client would retry for longer, although the reason is known.
                 Err(error) if asking.down().is_some() || since.elapsed() >= ANSWERS_WITHIN => {
                     return Err(asking.down().unwrap_or_else(|| error.to_string()));
                 }

@@ -64,7 +64,7 @@ pub(super) fn producer(address: &Address, options: &KafkaOptions, watcher: Watch
     config.set("queue.buffering.max.messages", "1000000");
     config.set("batch.size", BATCH_BYTES_MAX.to_string());
     config.set("message.max.bytes", MESSAGE_BYTES_MAX.to_string());
-    // As Kafka's own clients choose a partition, so that whoever else writes there finds the same.
+    // The partitioner of Kafka's Java clients, so that other producers use the same partition for a key.
     config.set("partitioner", "murmur2_random");
     config.set("allow.auto.create.topics", "false");
     config.set("topic.metadata.propagation.max.ms", (deadline_ms / 2).clamp(1, 5_000).to_string());
@@ -99,7 +99,7 @@ struct Heard {
 }
 
 impl Watcher {
-    /// Why no broker can be reached; none: one can, or nobody has tried.
+    /// Why no broker can be reached; none: a broker was reached, or none was tried.
     pub fn down(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).down.clone()
     }
@@ -111,7 +111,7 @@ impl Watcher {
 
     /// A broker has answered.
     pub fn is_up(&self) {
-        // What was wrong with another one may still be: it is told once only.
+        // Kept: the library reports a problem with another broker only once.
         self.0.lock().unwrap_or_else(PoisonError::into_inner).down = None;
     }
 }
@@ -125,7 +125,7 @@ impl ClientContext for Watcher {
         tracing::debug!(%error, "the Kafka client has trouble: {reason}");
         let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match error.rdkafka_error_code() {
-            // Only how many there are; why was said before.
+            // Its text says only how many there are; the reason came before.
             Some(RDKafkaErrorCode::AllBrokersDown) => {
                 heard.down = Some(heard.last.clone().unwrap_or_else(|| "no broker answers".to_owned()));
             }

@@ -34,7 +34,7 @@ pub struct KafkaSink {
     opened: Opened,
     shown: String,
     turns: Semaphore,
-    /// Held by all who publish together; written by whoever must be alone.
+    /// Read-locked by calls that publish at the same time, write-locked while a message must be sent alone.
     company: RwLock<()>,
     producer: Mutex<Option<Arc<Producer>>>,
     watcher: Watcher,
@@ -162,7 +162,7 @@ impl KafkaSink {
                 chosen.push((place, topic, message));
             }
         }
-        // Without a pause in between: nobody who gives up waiting leaves half of a batch behind.
+        // No await in between: a call that is dropped has handed over all of its messages or none.
         let mut pending = Vec::with_capacity(chosen.len());
         for (place, topic, message) in chosen {
             match send(producer, &topic, message) {
@@ -224,7 +224,7 @@ impl KafkaSink {
     }
 }
 
-/// Something may be left of a call that was given up, and reports are counted until somebody has heard them.
+/// Waits until the client has nothing left of calls that were dropped, and has delivered all reports, which it counts too.
 async fn nothing_in_flight(producer: &Producer, by: Instant) -> bool {
     while producer.in_flight_count() > 0 {
         if Instant::now() >= by {

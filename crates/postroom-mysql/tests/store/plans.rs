@@ -151,7 +151,7 @@ async fn what_a_take_reads_does_not_grow_with_the_queue() {
         let (next, reads) = take(&mut admin).await;
         println!("{of}: {settled} rows read to settle {bound}, {reads} to take {}", next.len());
         assert_eq!(next.len(), bound);
-        // Whoever has had one for too long is looked for among all that are in work.
+        // Claims that have expired too often are searched among all claims.
         let bound = READ_EACH * bound as u64 + 200;
         assert!(settled < bound && reads < bound, "{of}: {settled}, {reads}");
     }

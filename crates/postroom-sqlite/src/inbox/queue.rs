@@ -162,7 +162,7 @@ mod tests {
             assert!(settled < STEPS_MAX && took < STEPS_MAX, "{how:?}: {settled} and {took} thousand steps");
             head = next.into_iter().next().unwrap();
         }
-        // It keeps nobody else waiting.
+        // Other keys do not wait.
         inbox.keep("other");
         let (other, took) = inbox.take(10);
         assert_eq!((other.len(), other[0].message.key.as_deref()), (1, Some("other")));

@@ -266,7 +266,7 @@ pub async fn a_dead_message_lets_its_key_go_on<F: Inbox>(inbox: F) {
     assert_eq!(known, [Admitted::Duplicate], "a repeated delivery of it is no news");
 }
 
-/// I4, and none is left behind: whoever takes a message out of a queue meets those who look at what is behind it.
+/// I4, and no message is left waiting although its turn has come: workers settle and take at the same time.
 pub async fn many_workers_drain_long_queues_in_order<F: Inbox>(inbox: F) {
     const KEYS: i64 = 6;
     const EACH: i64 = 40;

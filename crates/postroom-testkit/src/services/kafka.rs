@@ -35,7 +35,7 @@ pub struct KafkaServer {
     process: Option<ServerProcess>,
 }
 
-/// Listeners with TLS, users and rights. Whoever comes without any of that may do everything, as the tests themselves do.
+/// Listeners with TLS, users and rights. The plain listener still allows everything, for the tests themselves.
 #[derive(Debug, Clone, Copy)]
 pub struct KafkaSecurity<'a> {
     /// Names of further listeners, each with its protocol, such as `SASL_SSL`.
