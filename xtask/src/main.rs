@@ -35,11 +35,11 @@ use failure::Failure;
 const HELP: &str = "\
 cargo xtask <command>
 
-  test [--newest] [--mysql] [-- ARGS]
+  test [--all] [--newest] [--mysql] [-- ARGS]
                                     install what is missing, start a private PostgreSQL and RabbitMQ, run all tests;
                                     ARGS go to `cargo test`. --newest: on the newest PostgreSQL that can be installed;
-                                    --mysql: on MySQL in place of MariaDB. Without ARGS the tests of the PostgreSQL
-                                    store are run on both PostgreSQLs, and those of the MariaDB store also on MySQL
+                                    --mysql: on MySQL in place of MariaDB. Without ARGS, the suites that every store passes
+                                    are also run on those two; --all: with all other tests of the stores
   packages                          install the Debian packages that compiling everything and the tests need; `test` does so too
   orders, checkout, articles [-- ARGS]
                                     run that example on a private PostgreSQL and RabbitMQ (articles: and MariaDB);

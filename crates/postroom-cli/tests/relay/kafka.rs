@@ -1,13 +1,27 @@
 //! Relays that publish to Kafka, under kills of all of them; and what the doctor says of a topic.
 
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
 use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::History;
 use postroom_testkit::kafka::AuditTopic;
 use postroom_testkit::services::KafkaServer;
 use postroom_testkit::surroundings;
 
-use crate::commands::{json as told, postroom};
+use crate::commands::json as told;
 use crate::rig::{Rig, assert_clean};
+
+/// The one of the tests, which has the feature.
+fn program() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_postroom"))
+}
+
+fn postroom(arguments: &[&str]) -> Output {
+    let mut command = Command::new(program());
+    surroundings::without_tests(&mut command);
+    command.args(arguments).output().unwrap()
+}
 
 const MESSAGES: usize = 20_000;
 /// What a relay that is killed, or a broker that does not answer, may have on its way: four batches of a thousand.
@@ -28,7 +42,7 @@ async fn nothing_is_lost_or_out_of_order_through_kafka_while_everything_is_kille
     let mut server = KafkaServer::start(&surroundings::scratch("kafka"), 0).unwrap();
     let topic = AuditTopic::create(&server.address(), "shop", 6, &[]).await;
     let text = configuration(&rig, &server);
-    let start = |name: &str| rig.relay_with(&surroundings::postroom_binary(), name, &text, &[]);
+    let start = |name: &str| rig.relay_with(&program(), name, &text, &[]);
     let mut processes = vec![start("one"), start("two")];
     let (committed, writers) = rig.write(MESSAGES, 71);
     let mut chance = Chance::new(71);
@@ -92,8 +106,7 @@ async fn a_missing_topic_holds_up_the_route_and_the_doctor_says_what_a_topic_wou
     rig.write_some(30).await;
     let checked = postroom(&["check", "--config", &config]);
     assert!(String::from_utf8_lossy(&checked.stdout).contains("topic \"shop\" does not exist"), "{checked:?}");
-    let relay =
-        rig.relay_with(&surroundings::postroom_binary(), "relay", &std::fs::read_to_string(&config).unwrap(), &[]);
+    let relay = rig.relay_with(&program(), "relay", &std::fs::read_to_string(&config).unwrap(), &[]);
     let client = rig.database.connect().await;
     rig.until("the relay says that its sink is away", async || {
         let row =
