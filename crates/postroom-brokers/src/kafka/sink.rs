@@ -106,7 +106,7 @@ impl KafkaSink {
     async fn topic(&self, producer: &Arc<Producer>, name: &str) -> Result<Topic, Unavailable> {
         let known = self.topics().get(name).copied();
         let is_fresh = |known: &Known| known.at.is_some_and(|at| at.elapsed() < TOPIC_KNOWN_FOR);
-        if let Some(known) = known.filter(|known| known.topic != Topic::Missing && is_fresh(known)) {
+        if let Some(known) = known.filter(is_fresh) {
             return Ok(known.topic);
         }
         let (asked, wanted) = (producer.clone(), name.to_owned());
@@ -130,7 +130,11 @@ impl KafkaSink {
                  in the old one"
             );
         }
-        self.topics().insert(name.to_owned(), Known { topic, at: Some(Instant::now()) });
+        // What is missing is asked for again each time, and not remembered: messages may name any number of topics.
+        match topic {
+            Topic::Missing => self.topics().remove(name),
+            _ => self.topics().insert(name.to_owned(), Known { topic, at: Some(Instant::now()) }),
+        };
         Ok(topic)
     }
 
@@ -141,6 +145,7 @@ impl KafkaSink {
         batch: &Batch,
         verdicts: &mut Verdicts,
     ) -> Result<Vec<(usize, String, DeliveryFuture)>, Unavailable> {
+        let by = Instant::now() + self.deadline();
         let mut topics = HashMap::<String, Topic>::new();
         let mut chosen = Vec::with_capacity(batch.messages().len());
         for (place, message) in batch.messages().iter().enumerate() {
@@ -153,6 +158,8 @@ impl KafkaSink {
             };
             let found = match topics.get(&topic) {
                 Some(found) => *found,
+                // Many topics, and a slow broker: the rest has no verdict.
+                None if Instant::now() >= by => break,
                 None => self.topic(producer, &topic).await?,
             };
             topics.insert(topic.clone(), found);
