@@ -12,7 +12,7 @@ const LINES_MAX: usize = 700;
 const BROKER_NAMES: [&str; 5] = ["rabbitmq", "lapin", "nats", "jetstream", "kafka"];
 /// Folders where no broker may be named: they must work with any. A broker's name belongs in its folder, in the one list, and in
 /// the Cargo feature.
-const BROKER_FREE: [&str; 9] = [
+const BROKER_FREE: [&str; 10] = [
     "crates/postroom/src",
     "crates/postroom-relay/src",
     "crates/postroom-consumer/src",
@@ -20,10 +20,11 @@ const BROKER_FREE: [&str; 9] = [
     "crates/postroom-postgres/src",
     "crates/postroom-sqlite/src",
     "crates/postroom-mysql/src",
+    "crates/postroom-mssql/src",
     "crates/postroom-brokers/src/in_process",
     "crates/postroom-brokers/src/lines",
 ];
-const STORE_NAMES: [&str; 3] = ["postroom_postgres", "postroom_sqlite", "postroom_mysql"];
+const STORE_NAMES: [&str; 4] = ["postroom_postgres", "postroom_sqlite", "postroom_mysql", "postroom_mssql"];
 /// Where no store may be named: programs know a store by its ports. The one list of stores and the demo, which is an application on
 /// SQLite, are the exceptions.
 const STORE_FREE: [&str; 6] = [

@@ -1,0 +1,9 @@
+//! The receiving end: what makes a repeated delivery harmless, and keeps messages that wait.
+
+mod filling;
+mod once;
+mod queue;
+mod receiving;
+mod session;
+
+pub use session::{MssqlSession, Transaction};
