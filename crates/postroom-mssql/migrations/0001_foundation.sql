@@ -1,5 +1,6 @@
 -- Outbox, routes, lanes, and what waits or is dead. Statements are separated by lines of four hyphens; all of a migration are one transaction.
--- {lanes} is the number of lanes. {text} is a collation that tells letters apart; {bytes X} is how many bytes X has in UTF-8.
+-- {lanes} is the number of lanes. {text} is a collation that tells letters apart; {bytes X} is how many bytes X has in UTF-8,
+-- {hash X} what it is found by, and {unicode X} whether it is text.
 --
 -- SQL Server compares texts without their trailing spaces, also in keys. Where two of them must not be taken for one, there is a hash of the text, or
 -- a check that it ends with none.
@@ -46,6 +47,16 @@ create table postroom_outbox (
     visible_at        datetime2(6),
     constraint postroom_outbox_id unique (id),
     constraint postroom_outbox_place_is_given_by_relays check (place is null or convert(nvarchar(8), session_context(N'postroom')) = N'1'),
+    -- A half of a character of two halves, which is no text anywhere else.
+    constraint postroom_outbox_topic_is_unicode check ({unicode topic}),
+    constraint postroom_outbox_type_is_unicode check ({unicode type}),
+    constraint postroom_outbox_key_is_unicode check ({unicode [key]}),
+    constraint postroom_outbox_routing_key_is_unicode check ({unicode routing_key}),
+    constraint postroom_outbox_content_type_is_unicode check ({unicode content_type}),
+    constraint postroom_outbox_headers_is_unicode check ({unicode headers}),
+    constraint postroom_outbox_tenant_id_is_unicode check ({unicode tenant_id}),
+    constraint postroom_outbox_aggregate_type_is_unicode check ({unicode aggregate_type}),
+    constraint postroom_outbox_aggregate_id_is_unicode check ({unicode aggregate_id}),
     constraint postroom_outbox_topic_has_1_to_255_bytes check ({bytes topic} between 1 and 255),
     constraint postroom_outbox_type_has_1_to_255_bytes check ({bytes type} between 1 and 255),
     constraint postroom_outbox_payload_has_at_most_1048576_bytes check (datalength(payload) <= 1048576),

@@ -93,7 +93,7 @@ create index postroom_dead_consume_seq on postroom_dead_consume (consumer, seq)
 -- The version that was last handled; null: none yet, and somebody is about to.
 create table postroom_inbox_versions (
     consumer       nvarchar(255) collate {text} not null,
-    aggregate      char(64)      not null, -- SHA-256 of type and id: both are too long for a key
+    aggregate      nchar(64)     not null, -- SHA-256 of type and id: both are too long for a key
     aggregate_type nvarchar(255) collate {text} not null,
     aggregate_id   nvarchar(512) collate {text} not null,
     version        bigint,

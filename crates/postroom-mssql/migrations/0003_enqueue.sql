@@ -22,11 +22,12 @@ begin
     if @problem is null and @options is not null
         select top (1) @problem = case
                 when o.[key] not in (N'key', N'routing_key', N'content_type', N'headers', N'tenant_id', N'aggregate_type', N'aggregate_id',
-                                     N'aggregate_version', N'delay_seconds') then concat(N'postroom_enqueue: there is no option ', left(o.[key], 64))
+                                     N'aggregate_version', N'delay_seconds') or o.[key] like N'% ' then concat(N'postroom_enqueue: there is no option ', left(o.[key], 64))
                 else concat(N'postroom_enqueue: the option ', o.[key], N' cannot be of this type of JSON') end
           from openjson(@options) o
          where o.[key] not in (N'key', N'routing_key', N'content_type', N'headers', N'tenant_id', N'aggregate_type', N'aggregate_id',
                                               N'aggregate_version', N'delay_seconds')
+            or o.[key] like N'% '
             or (o.[type] <> 0 and o.[type] <> case o.[key] when N'headers' then 5 when N'aggregate_version' then 2 when N'delay_seconds' then 2 else 1 end);
     if @problem is null and exists (select 1 from openjson(coalesce(json_query(@options, N'$.headers'), N'{}')) h where h.[type] <> 1)
         set @problem = N'postroom_enqueue: the values of headers must be text';
@@ -43,8 +44,8 @@ begin
            case when o.delay_seconds > 0 then
                dateadd(millisecond, convert(bigint, o.delay_seconds * 1000) % 1000, dateadd(second, convert(bigint, o.delay_seconds), sysutcdatetime())) end
       from openjson(coalesce(@options, N'{}')) with (
-               [key] nvarchar(513) '$.key', routing_key nvarchar(256) '$.routing_key', content_type nvarchar(256) '$.content_type',
-               headers nvarchar(max) '$.headers' as json, tenant_id nvarchar(513) '$.tenant_id', aggregate_type nvarchar(256) '$.aggregate_type',
-               aggregate_id nvarchar(513) '$.aggregate_id', aggregate_version bigint '$.aggregate_version', delay_seconds decimal(18, 3) '$.delay_seconds') o;
+               [key] nvarchar(max) '$.key', routing_key nvarchar(max) '$.routing_key', content_type nvarchar(max) '$.content_type',
+               headers nvarchar(max) '$.headers' as json, tenant_id nvarchar(max) '$.tenant_id', aggregate_type nvarchar(max) '$.aggregate_type',
+               aggregate_id nvarchar(max) '$.aggregate_id', aggregate_version bigint '$.aggregate_version', delay_seconds decimal(18, 3) '$.delay_seconds') o;
     set @id = (select w.id from @written w);
 end

@@ -99,6 +99,8 @@ impl Settings {
         config.application_name("postroom");
         config.authentication(AuthMethod::sql_server(&self.user, &self.password));
         config.encryption(if self.encrypt { EncryptionLevel::Required } else { EncryptionLevel::NotSupported });
+        // How long to wait is known by whoever asks.
+        config.command_timeout(None);
         if self.trusts_any_certificate {
             config.trust_cert();
         }
@@ -180,7 +182,7 @@ pub(crate) fn store_error(what: &'static str, error: Error) -> StoreError {
         | 40613
         | 49918..=49920 => StoreError::Unavailable { what, source: error.into() },
         // Deadlocks, locks, log or disk full, memory, resources.
-        701 | 802 | 1101 | 1105 | 1204 | 1205 | 1222 | 3960 | 5169 | 8645 | 8651 | 9002 => {
+        701 | 802 | 8628 | 40544 | 1101 | 1105 | 1204 | 1205 | 1222 | 3960 | 5169 | 8645 | 8651 | 9002 => {
             StoreError::Busy { what, source: error.into() }
         }
         _ => StoreError::Refused { what, source: error.into() },

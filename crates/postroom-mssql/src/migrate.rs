@@ -17,15 +17,13 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
 const BOOKKEEPING: &str = "create table postroom_migrations (
     number     int          not null constraint postroom_migrations_pk primary key,
     name       nvarchar(64) not null,
-    checksum   char(64)     not null,
+    checksum   nchar(64)    not null,
     applied_at datetime2(6) not null default sysutcdatetime()
 )";
 /// A lock that ends with the transaction; 0 and 1 mean that it was granted.
 const LOCK: &str = "declare @granted int; \
                     exec @granted = sp_getapplock @Resource = 'postroom.migrate', @LockMode = 'Exclusive', @LockOwner = 'Transaction', @LockTimeout = 60000; \
                     select @granted";
-/// Who reads sees what was committed last. All else that is read here relies on it.
-const VERSIONS: &str = "select is_read_committed_snapshot_on from sys.databases where database_id = db_id()";
 const WHAT: &str = "migrate the schema; what is not complete was rolled back";
 
 /// Brings the schema up to date; `lanes` is for a new schema. SQL Server 2019 or newer.
@@ -35,14 +33,7 @@ pub async fn migrate(settings: &Settings, lanes: Option<u16>) -> Result<Migrated
     }
     let failed = |error| MigrateError::Store(store_error(WHAT, error));
     let mut conn = connect(settings).await.map_err(failed)?;
-    let versions: Option<bool> = conn.first(VERSIONS, named! {}).await.map_err(failed)?;
-    if versions == Some(false) {
-        return Err(StoreError::Schema {
-            problem: "the database has read_committed_snapshot off, so whoever reads waits for whoever writes".to_owned(),
-            hint: "alter database current set read_committed_snapshot on with rollback immediate; it ends open transactions once",
-        }
-        .into());
-    }
+    check(&mut conn).await.map_err(failed)?.map_or(Ok(()), Err)?;
     let mut applied = Vec::new();
     loop {
         conn.begin().await.map_err(failed)?;
@@ -59,6 +50,28 @@ pub async fn migrate(settings: &Settings, lanes: Option<u16>) -> Result<Migrated
             None => return Ok(Migrated { applied, version: schema_version() }),
         }
     }
+}
+
+/// Why the database cannot have postroom's tables as it is set; none: it can. Who reads must see what was committed last, and wait for nobody.
+pub(crate) async fn check(conn: &mut Conn) -> Result<Option<StoreError>, Error> {
+    const LEVEL: i64 = 150;
+    let sql =
+        "select is_read_committed_snapshot_on, compatibility_level from sys.databases where database_id = db_id()";
+    let (versions, level): (bool, i64) = conn.first(sql, named! {}).await?.unwrap_or_default();
+    Ok(match versions {
+        false => Some(StoreError::Schema {
+            problem: "the database has read_committed_snapshot off, so whoever reads waits for whoever writes"
+                .to_owned(),
+            hint: "alter database current set read_committed_snapshot on with rollback immediate; it ends open transactions once",
+        }),
+        true if level < LEVEL => Some(StoreError::Schema {
+            problem: format!(
+                "the database has the compatibility level {level}, and {LEVEL} is needed (SQL Server 2019)"
+            ),
+            hint: "alter database current set compatibility_level = 150",
+        }),
+        true => None,
+    })
 }
 
 /// Applies the next migration; none is left.
@@ -136,6 +149,10 @@ fn statements(sql: &str, lanes: u16) -> Vec<String> {
             .replace("{utf8}", UTF8);
         for (name, expression) in [
             ("bytes", "datalength(convert(varchar(max), {} collate Latin1_General_100_BIN2_UTF8))"),
+            (
+                "unicode",
+                "convert(nvarchar(max), convert(varchar(max), {} collate Latin1_General_100_BIN2_UTF8)) = {} collate Latin1_General_100_BIN2",
+            ),
             ("hash", "convert(binary(32), hashbytes('SHA2_256', {}))"),
             (
                 "object",
@@ -168,7 +185,7 @@ pub fn print_sql(lanes: Option<u16>) -> Result<String, MigrateError> {
     if !(1..=1024).contains(&lanes) {
         return Err(MigrateError::Lanes(lanes));
     }
-    // What a computed column with an index asks of a session; sqlcmd has the first one off.
+    // What a computed column with an index asks of a session; sqlcmd has some of it off, and goes on after an error unless told.
     let mut script =
         format!("set quoted_identifier on;\nset xact_abort on;\nbegin transaction;\ngo\n{BOOKKEEPING}\ngo\n");
     for (number, name, sql) in MIGRATIONS {

@@ -33,8 +33,8 @@ pub(crate) async fn settings(conn: &mut Conn, route: &str) -> Result<Option<Rout
     read(conn, route, "").await
 }
 
-/// Keeps a row as it is until the transaction ends.
-const LOCKED: &str = "with (updlock, rowlock)";
+/// Keeps a row as it is until the transaction ends, or that there is none.
+const LOCKED: &str = "with (updlock, holdlock, rowlock)";
 
 async fn read(conn: &mut Conn, route: &str, hint: &str) -> Result<Option<RouteSettings>, Error> {
     let sql = format!("select topics, ordering, on_dead from postroom_routes {hint} where name = @route");

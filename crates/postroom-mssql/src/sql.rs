@@ -256,7 +256,20 @@ pub(crate) const NOW: &str = "sysutcdatetime()";
 
 /// So many microseconds after a time. The server adds at most 2^31 of a unit at once.
 pub(crate) fn later(microseconds: &str, than: &str) -> String {
-    format!("dateadd(microsecond, {microseconds} % 1000000, dateadd(second, {microseconds} / 1000000, {than}))")
+    format!(
+        "dateadd(microsecond, {microseconds} % 1000000, \
+         dateadd(second, {microseconds} / 1000000 % 60, dateadd(minute, {microseconds} / 60000000, {than})))"
+    )
+}
+
+/// Refuses a name that the server would take for another one: it compares texts without their trailing spaces.
+pub(crate) fn distinct(what: &str, name: &str) -> Result<(), Error> {
+    if name.ends_with(' ') {
+        return Err(Error::Conversion(
+            format!("the name of the {what} ends with a space, which SQL Server does not see").into(),
+        ));
+    }
+    Ok(())
 }
 
 /// So long from now.

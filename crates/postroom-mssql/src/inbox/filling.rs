@@ -10,7 +10,7 @@ use tiberius::error::Error;
 use crate::Mssql;
 use crate::connect::store_error;
 use crate::inbox::Transaction;
-use crate::sql::{from_now, get, named};
+use crate::sql::{distinct, from_now, get, named};
 
 #[async_trait]
 impl FillerStore for Mssql {
@@ -95,6 +95,7 @@ async fn take(
     lease: i64,
     seen: Option<&FillerSeen>,
 ) -> Result<Option<i64>, Error> {
+    distinct("consumer", consumer)?;
     let of = || named! { "consumer" => consumer };
     let sql = "insert into postroom_inbox_tenures (consumer, epoch)
                select @consumer, 0 where not exists (select 1 from postroom_inbox_tenures t with (updlock, holdlock) where t.consumer = @consumer)";

@@ -21,10 +21,11 @@ type Due = (i64, String, Option<String>, String, bool, bool);
 
 /// Seqs of up to `max` messages that can be taken, the longest due first, all locked.
 pub(super) async fn due(tx: &mut Transaction<'_>, consumer: &str, max: usize) -> Result<Vec<i64>, Error> {
-    let sql = "update postroom_inbox_messages with (rowlock) set put_off = 0
+    let sql = "update postroom_inbox_messages with (rowlock, readcommittedlock, readpast) set put_off = 0
                 where consumer = @consumer and put_off = 1 and due_at <= sysutcdatetime()";
     tx.exec(sql, named! { "consumer" => consumer }).await?;
-    // A message that is being settled is locked, and skipped.
+    // A message that is being settled is locked, and skipped. The indexes are named: on a small table the server would read all of it, and lock what is of
+    // no concern here.
     let sql = "select top (@count) m.seq, convert(nvarchar(33), m.due_at, 126), m.ordering_key, m.state,
                       case when m.state = 'early' and exists (
                           select 1 from postroom_inbox_messages e
@@ -34,7 +35,7 @@ pub(super) async fn due(tx: &mut Transaction<'_>, consumer: &str, max: usize) ->
                       case when m.state = 'ready' and exists (
                           select 1 from postroom_inbox_messages e
                            where e.consumer = m.consumer and e.state = 'claimed' and e.key_hash = m.key_hash) then 1 else 0 end
-                 from postroom_inbox_messages m with (updlock, rowlock, readcommittedlock, readpast)
+                 from postroom_inbox_messages m with (updlock, rowlock, readcommittedlock, readpast, forceseek, index(postroom_inbox_messages_due))
                 where m.consumer = @consumer and m.put_off = 0 and m.due_at <= sysutcdatetime() and m.due_at >= convert(datetime2(6), @due)
                   and (m.due_at > convert(datetime2(6), @due) or m.seq > @seq)
                 order by m.due_at, m.seq";
@@ -107,7 +108,7 @@ async fn firsts(tx: &mut Transaction<'_>, consumer: &str, keys: &[&String]) -> R
     let sql = "select k.ordering_key, f.seq
                  from openjson(@keys) with (ordering_key nvarchar(512) '$') k
                 cross apply (select top (1) m.seq from postroom_inbox_messages m
-                              where m.consumer = @consumer and m.key_hash = hashbytes('SHA2_256', k.ordering_key) and m.state <> 'early'
+                              where m.consumer = @consumer and m.key_hash = convert(binary(32), hashbytes('SHA2_256', k.ordering_key)) and m.state <> 'early'
                               order by m.seq) f";
     let found: Vec<(String, i64)> = tx.query(sql, named! { "consumer" => consumer, "keys" => json(keys) }).await?;
     Ok(found.into_iter().collect())
@@ -115,16 +116,16 @@ async fn firsts(tx: &mut Transaction<'_>, consumer: &str, keys: &[&String]) -> R
 
 /// The seq of the first message of a queue that no other transaction has locked. Locks it.
 async fn lock_first(tx: &mut Transaction<'_>, consumer: &str, key: &str) -> Result<Option<i64>, Error> {
-    let sql = "select top (1) seq from postroom_inbox_messages with (updlock, rowlock, readcommittedlock, readpast)
-                where consumer = @consumer and key_hash = hashbytes('SHA2_256', @key) and state <> 'early' order by seq";
+    let sql = "select top (1) seq from postroom_inbox_messages with (updlock, rowlock, readcommittedlock, readpast, forceseek, index(postroom_inbox_messages_queue))
+                where consumer = @consumer and key_hash = convert(binary(32), hashbytes('SHA2_256', @key)) and state <> 'early' order by seq";
     tx.first(sql, named! { "consumer" => consumer, "key" => key }).await
 }
 
 /// Makes the first message of a queue due, after another one has left the queue. Waits for a take that is putting it off.
 pub(super) async fn next(tx: &mut Transaction<'_>, consumer: &str, key: Option<&str>) -> Result<(), Error> {
     let Some(key) = key else { return Ok(()) };
-    let sql = "select top (1) seq, put_off from postroom_inbox_messages with (updlock, rowlock)
-                where consumer = @consumer and key_hash = hashbytes('SHA2_256', @key) and state <> 'early' order by seq";
+    let sql = "select top (1) seq, put_off from postroom_inbox_messages with (updlock, rowlock, forceseek, index(postroom_inbox_messages_queue))
+                where consumer = @consumer and key_hash = convert(binary(32), hashbytes('SHA2_256', @key)) and state <> 'early' order by seq";
     let first: Option<(i64, bool)> = tx.first(sql, named! { "consumer" => consumer, "key" => key }).await?;
     let Some((seq, true)) = first else { return Ok(()) };
     let sql = "update postroom_inbox_messages with (rowlock)

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use tiberius::error::Error;
 
 use crate::Mssql;
-use crate::connect::store_error;
+use crate::connect::{is_duplicate, store_error};
 use crate::inbox::session::commit;
 use crate::inbox::{Transaction, once, queue};
 use crate::log::{History, MESSAGE, message as message_of};
@@ -20,7 +20,7 @@ use crate::outbox::values_of;
 use crate::sql::{from_now, get, json, later, microseconds, named};
 
 /// Errors that speak of the values: cannot be null, refused by a check, too long, out of range, not of the type, too long for an index.
-const ABOUT_VALUES: [u32; 10] = [220, 241, 242, 515, 547, 1946, 2628, 8114, 8115, 8152];
+const ABOUT_VALUES: [u32; 12] = [220, 241, 242, 245, 515, 517, 547, 1946, 2628, 8114, 8115, 8152];
 const LAPSED_AT_ONCE: usize = 100;
 /// The columns of a message, as they are written here.
 const KEPT: &str =
@@ -65,7 +65,7 @@ async fn keep(
     let sql = format!(
         "insert into postroom_inbox_messages (consumer, id, state, due_at, waits_since, claimed_by, claims, ordering_key, {KEPT})
          select @consumer, @id, @state, {}, sysutcdatetime(), @owner, @claims, @ordering_key, {}
-          where not exists (select 1 from postroom_inbox_messages m with (updlock, holdlock) where m.consumer = @consumer and m.id = @id)",
+          where not exists (select 1 from postroom_inbox_messages m with (updlock, rowlock, forceseek) where m.consumer = @consumer and m.id = @id)",
         from_now("@due"),
         kept_values()
     );
@@ -92,7 +92,7 @@ async fn shorten_waits(tx: &mut Transaction<'_>, consumer: &str) -> Result<(), E
         return Ok(());
     }
     let sql = format!(
-        "update postroom_inbox_messages with (rowlock) set due_at = {}, waits_since = sysutcdatetime()
+        "update postroom_inbox_messages with (rowlock, readcommittedlock, readpast) set due_at = {}, waits_since = sysutcdatetime()
           where consumer = @consumer and put_off = 0 and due_at > sysutcdatetime() and waits_since > dateadd(second, 2, sysutcdatetime())",
         from_now("datediff_big(microsecond, waits_since, due_at)")
     );
@@ -110,7 +110,7 @@ async fn take(
 ) -> Result<Vec<Waiting>, Error> {
     shorten_waits(tx, consumer).await?;
     let sql = "select top (@count) id, claims, ordering_key
-                 from postroom_inbox_messages with (updlock, rowlock, readcommittedlock, readpast)
+                 from postroom_inbox_messages with (updlock, rowlock, readcommittedlock, readpast, forceseek, index(postroom_inbox_messages_state))
                 where consumer = @consumer and state = 'claimed' and due_at <= sysutcdatetime() and claims >= @claims_max";
     let parameters = named! { "consumer" => consumer, "claims_max" => claims_max, "count" => LAPSED_AT_ONCE };
     let lapsed: Vec<(String, u32, Option<String>)> = tx.query(sql, parameters).await?;
@@ -158,7 +158,7 @@ async fn take(
 
 /// What failed before of a message that waits, and how often it was tried.
 async fn history(tx: &mut Transaction<'_>, consumer: &str, id: &str) -> Result<(History, u32), Error> {
-    let sql = "select history, attempts from postroom_inbox_messages with (updlock, rowlock) where consumer = @consumer and id = @id";
+    let sql = "select history, attempts from postroom_inbox_messages with (updlock, rowlock, forceseek, index(postroom_inbox_messages_id)) where consumer = @consumer and id = @id";
     let found: Option<(String, u32)> = tx.first(sql, named! { "consumer" => consumer, "id" => id }).await?;
     let (history, attempts) = found.unwrap_or_default();
     Ok((History::of(Some(&history)), attempts))
@@ -199,7 +199,9 @@ async fn settle(
 ) -> Result<bool, Error> {
     const MINE: &str = "where consumer = @consumer and id = @id and claim = @claim and state = 'claimed'";
     // The lock keeps it from being taken while this transaction is open.
-    let held = format!("select ordering_key, window_over from postroom_inbox_messages with (updlock, rowlock) {MINE}");
+    let held = format!(
+        "select ordering_key, window_over from postroom_inbox_messages with (updlock, rowlock, forceseek, index(postroom_inbox_messages_id)) {MINE}"
+    );
     let mut parameters = named! { "consumer" => consumer, "id" => id, "claim" => claim };
     let Some((key, was_early)) = tx.first::<(Option<String>, bool)>(&held, parameters.clone()).await? else {
         return Ok(false);
@@ -254,7 +256,7 @@ async fn keep_dead(tx: &mut Transaction<'_>, consumer: &str, message: &Message, 
     let sql = format!(
         "insert into postroom_dead_consume (consumer, id, seq, attempts, cause, error, ordering_key, {KEPT})
          select @consumer, @id, @seq, 0, 'permanent', @error, @ordering_key, {}
-          where not exists (select 1 from postroom_dead_consume d with (updlock, holdlock) where d.consumer = @consumer and d.id = @id)",
+          where not exists (select 1 from postroom_dead_consume d with (updlock, rowlock, forceseek) where d.consumer = @consumer and d.id = @id)",
         kept_values()
     );
     let key = message.ordering_key().filter(|key| key.len() <= KEY_BYTES_MAX);
@@ -309,7 +311,7 @@ impl ConsumerStore for Mssql {
         let mut waiting = HashSet::new();
         for key in keys {
             let sql = "select top (1) 1 from postroom_inbox_messages
-                        where consumer = @consumer and key_hash = hashbytes('SHA2_256', @key) and state <> 'early'";
+                        where consumer = @consumer and key_hash = convert(binary(32), hashbytes('SHA2_256', @key)) and state <> 'early'";
             let parameters = named! { "consumer" => consumer.as_str(), "key" => key };
             let waits: Option<i64> = tx.first(sql, parameters).await.map_err(failed)?;
             if waits.is_some() {
@@ -407,9 +409,13 @@ impl ConsumerStore for Mssql {
         // A row that is not there cannot be locked.
         let sql = "insert into postroom_inbox_versions (consumer, aggregate, aggregate_type, aggregate_id)
                    select @consumer, @hash, @type, @id
-                    where not exists (select 1 from postroom_inbox_versions v with (updlock, holdlock)
+                    where not exists (select 1 from postroom_inbox_versions v with (updlock, rowlock, forceseek)
                                        where v.consumer = @consumer and v.aggregate = @hash)";
-        tx.exec(sql, parameters.clone()).await.map_err(failed)?;
+        match tx.exec(sql, parameters.clone()).await {
+            // Another transaction was first, and has ended.
+            Err(error) if !is_duplicate(&error) => return Err(failed(error)),
+            _ => {}
+        }
         let sql = "select version from postroom_inbox_versions with (updlock, rowlock) where consumer = @consumer and aggregate = @hash";
         let version: Option<Option<i64>> = tx.first(sql, parameters).await.map_err(failed)?;
         Ok(version.flatten())
@@ -430,7 +436,7 @@ impl ConsumerStore for Mssql {
         let Some(next) = version.checked_add(1) else { return Ok(()) };
         let sql = "update postroom_inbox_messages with (rowlock)
                       set state = 'ready', due_at = sysutcdatetime(), waits_since = sysutcdatetime()
-                    where consumer = @consumer and aggregate_hash = hashbytes('SHA2_256', @aggregate_id) and aggregate_type = @aggregate_type
+                    where consumer = @consumer and aggregate_hash = convert(binary(32), hashbytes('SHA2_256', @aggregate_id)) and aggregate_type = @aggregate_type
                       and aggregate_version = @next and state = 'early'";
         let mut parameters = of_aggregate(consumer, aggregate);
         parameters.extend(named! { "next" => next });
@@ -445,7 +451,7 @@ impl ConsumerStore for Mssql {
         below: i64,
     ) -> Result<Vec<(i64, bool)>, StoreError> {
         let sql = "select aggregate_version, case when state = 'early' then 1 else 0 end from postroom_inbox_messages
-                    where consumer = @consumer and aggregate_hash = hashbytes('SHA2_256', @aggregate_id) and aggregate_type = @aggregate_type
+                    where consumer = @consumer and aggregate_hash = convert(binary(32), hashbytes('SHA2_256', @aggregate_id)) and aggregate_type = @aggregate_type
                       and aggregate_version > @above and aggregate_version < @below
                     order by aggregate_version";
         let mut parameters = of_aggregate(consumer, aggregate);

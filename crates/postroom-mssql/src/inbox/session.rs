@@ -13,8 +13,10 @@ use crate::connect::{Settings, connect, store_error};
 use crate::sql::{FromRow, Named, get};
 
 /// With implicit transactions the server never commits a statement by itself: after a deadlock, which ends the transaction, the next statement
-/// begins another one. A failed statement leaves the transaction open, for the handler to judge.
-const SESSION: &str = "set xact_abort off; set implicit_transactions on";
+/// begins another one. A failed statement leaves the transaction open, for the handler to judge. Set before each transaction, because what a handler
+/// has set would stay.
+const SESSION: &str = "set xact_abort off; set nocount off; set rowcount 0; set lock_timeout 5000; \
+                       set transaction isolation level read committed; set implicit_transactions on";
 /// Reading a table is what begins the transaction.
 const BEGIN: &str = "select convert(bigint, current_transaction_id()) from postroom_settings";
 
@@ -38,13 +40,13 @@ impl MssqlSession {
         };
         if !sound {
             self.conn = None;
-            let mut conn = connect(&self.settings).await?;
-            conn.batch(SESSION).await?;
+            let conn = connect(&self.settings).await?;
             self.conn = Some(conn);
         }
         let Some(conn) = self.conn.as_mut() else {
             return Err(Error::Protocol("there is no connection".into()));
         };
+        conn.batch(SESSION).await?;
         let rows = conn.batch(BEGIN).await?;
         let number = rows.first().map(|row| get(row, 0_usize)).transpose()?;
         let number = number.ok_or(Error::Protocol("postroom_settings is empty; run `postroom migrate`".into()))?;

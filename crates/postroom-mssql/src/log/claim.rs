@@ -7,7 +7,7 @@ use tiberius::error::Error;
 
 use crate::conn::Conn;
 use crate::log::row::{Head, MESSAGE, found, message};
-use crate::sql::{Named, get, json, named};
+use crate::sql::{get, json, named};
 
 /// Followers of one parked head that are claimed with it.
 const FOLLOWERS_MAX: usize = 200;
@@ -28,35 +28,29 @@ pub(crate) async fn fresh(
     asked: Vec<Asked<i64>>,
     bytes: usize,
 ) -> Result<Vec<LaneRead>, Error> {
-    // One statement for all lanes; there are as many different ones as lanes, whose plans the server keeps.
-    let mut parts = Vec::with_capacity(asked.len());
-    let mut parameters: Named = named! { "route" => route };
-    for (index, asked) in asked.iter().enumerate() {
-        parts.push(format!(
-            "select * from (
-                select top (@limit_{index}) o.lane, o.seq, o.place, o.bytes, o.topic,
-                       case when o.visible_at > sysutcdatetime() then 1 else 0 end as scheduled,
-                       case when exists (select 1 from postroom_parked p where p.route = @route and p.seq = o.seq and p.id = o.id)
-                              or exists (select 1 from postroom_dead_letters d where d.route = @route and d.seq = o.seq and d.id = o.id)
-                            then 1 else 0 end as dealt_with,
-                       case when exists (select 1 from postroom_parked p
-                                          where p.route = @route and p.key_hash = hashbytes('SHA2_256', coalesce(o.[key], o.aggregate_id))
-                                            and p.state <> 'scheduled')
-                              or exists (select 1 from postroom_blocked_keys b
-                                          where b.route = @route and b.key_hash = hashbytes('SHA2_256', coalesce(o.[key], o.aggregate_id)))
-                            then 1 else 0 end as behind
-                  from postroom_outbox o
-                 where o.lane = @lane_{index} and o.place > @position_{index}
-                 order by o.place) x{index}"
-        ));
-        parameters.extend([
-            (format!("limit_{index}").into(), asked.limit.into()),
-            (format!("lane_{index}").into(), asked.lane.into()),
-            (format!("position_{index}").into(), asked.position.into()),
-        ]);
-    }
+    let sql = "select x.*
+                 from openjson(@asked) with (lane smallint '$[0]', position bigint '$[1]', most bigint '$[2]') n
+                cross apply (
+                    select top (n.most) o.lane, o.seq, o.place, o.bytes, o.topic,
+                           case when o.visible_at > sysutcdatetime() then 1 else 0 end as scheduled,
+                           case when exists (select 1 from postroom_parked p where p.route = @route and p.seq = o.seq and p.id = o.id)
+                                  or exists (select 1 from postroom_dead_letters d where d.route = @route and d.seq = o.seq and d.id = o.id)
+                                then 1 else 0 end as dealt_with,
+                           case when exists (select 1 from postroom_parked p
+                                              where p.route = @route and p.state <> 'scheduled'
+                                                and p.key_hash = convert(binary(32), hashbytes('SHA2_256', coalesce(o.[key], o.aggregate_id))))
+                                  or exists (select 1 from postroom_blocked_keys b
+                                              where b.route = @route
+                                                and b.key_hash = convert(binary(32), hashbytes('SHA2_256', coalesce(o.[key], o.aggregate_id))))
+                                then 1 else 0 end as behind
+                      from postroom_outbox o
+                     where o.lane = n.lane and o.place > n.position
+                     order by o.place) x
+               option (loop join, force order)";
+    let limit = |limit| i64::try_from(limit).unwrap_or(i64::MAX);
+    let lanes: Vec<_> = asked.iter().map(|asked| (asked.lane, asked.position, limit(asked.limit))).collect();
     let mut found: HashMap<u16, Vec<Head>> = HashMap::new();
-    for row in conn.rows(&parts.join(" union all "), parameters).await? {
+    for row in conn.rows(sql, named! { "route" => route, "asked" => json(&lanes) }).await? {
         let head = Head::of(&row)?;
         found.entry(head.lane).or_default().push(head);
     }
@@ -136,7 +130,7 @@ pub(crate) async fn parked(
     let heads: Vec<_> = rows.into_iter().filter(|(_, seq, ..)| !in_hand.contains(seq)).take(limit).collect();
     let mut chosen: Vec<(i64, i64)> = heads.iter().map(|(_, seq, bytes, ..)| (*seq, *bytes)).collect();
     let sql = "select top (@count) p.seq, p.bytes, p.state from postroom_parked p
-                where p.route = @route and p.key_hash = hashbytes('SHA2_256', @key) and p.seq > @head and p.state <> 'scheduled'
+                where p.route = @route and p.key_hash = convert(binary(32), hashbytes('SHA2_256', @key)) and p.seq > @head and p.state <> 'scheduled'
                 order by p.seq";
     for (_, head, _, _, key) in heads.iter().filter(|(_, _, _, state, _)| state == "retry") {
         if chosen.len() >= limit {

@@ -102,6 +102,9 @@ pub(crate) async fn renew(
 ) -> Result<Renewed, Error> {
     let lease = microseconds(route.lease);
     let name = &route.name;
+    // Locked in the order in which others lock them.
+    let mut held = held.to_vec();
+    held.sort_unstable();
     conn.begin().await?;
     say_alive(conn, name, owner, lease, report).await?;
     let sql = "select x.owner, convert(nvarchar(33), max(x.expires_at), 126)
@@ -123,14 +126,14 @@ pub(crate) async fn renew(
          option (loop join, force order)",
         from_now("@lease")
     );
-    let parameters = named! { "held" => json(held), "lease" => lease, "route" => name, "owner" => owner };
+    let parameters = named! { "held" => json(&held), "lease" => lease, "route" => name, "owner" => owner };
     conn.exec(&sql, parameters).await?;
     let sql = "select l.lane, l.epoch, l.position
                  from openjson(@held) with (lane smallint '$[0]', epoch bigint '$[1]') n
                  join postroom_lanes l on l.route = @route and l.lane = n.lane
                 where l.owner = @owner and l.epoch = n.epoch
                option (loop join, force order)";
-    let kept = conn.rows(sql, named! { "held" => json(held), "route" => name, "owner" => owner }).await?;
+    let kept = conn.rows(sql, named! { "held" => json(&held), "route" => name, "owner" => owner }).await?;
     let mut granted: Vec<Granted<i64>> = kept.iter().map(|row| granted_of(row, true)).collect::<Result<_, _>>()?;
 
     // Another relay that takes lanes now is passed by.
@@ -139,7 +142,7 @@ pub(crate) async fn renew(
                  from postroom_lanes l with (updlock, rowlock, readcommittedlock, readpast)
                 where l.route = @route
                   and (l.owner is null or l.expires_at is null or l.expires_at < sysutcdatetime() or l.owner = @owner
-                       or l.owner in (select s.owner from openjson(@silent) with (owner nvarchar(512) '$') s))
+                       or l.owner in (select s.owner collate Latin1_General_100_BIN2 from openjson(@silent) with (owner nvarchar(512) '$') s))
                   and l.lane not in (select k.lane from openjson(@kept) with (lane smallint '$') k)
                 order by l.lane";
     let count = share.saturating_sub(kept.len());
@@ -238,7 +241,7 @@ async fn take(tx: &mut Conn, route: &str, owner: &str, lease: i64, taken: &[Gran
 async fn reset_waits(tx: &mut Conn, route: &str) -> Result<(), Error> {
     let wait = "datediff_big(microsecond, waits_since, due_at)";
     let sql = format!(
-        "update postroom_parked set due_at = {}, waits_since = sysutcdatetime()
+        "update postroom_parked with (rowlock, readcommittedlock, readpast) set due_at = {}, waits_since = sysutcdatetime()
           where route = @route and state in ('retry', 'scheduled') and waits_since > dateadd(second, 2, sysutcdatetime())",
         from_now(wait)
     );

@@ -136,7 +136,7 @@ pub(crate) async fn entries(
                     let sql = "insert into postroom_blocked_keys (route, ordering_key, seq, reason)
                                select @route, @key, @seq, @reason
                                 where not exists (select 1 from postroom_blocked_keys b
-                                                   where b.route = @route and b.key_hash = hashbytes('SHA2_256', @key) and b.seq = @seq)";
+                                                   where b.route = @route and b.key_hash = convert(binary(32), hashbytes('SHA2_256', @key)) and b.seq = @seq)";
                     let reason = format!("dead: {error}");
                     let parameters = named! { "route" => route, "key" => key, "seq" => *seq, "reason" => reason };
                     conn.exec(sql, parameters).await?;
@@ -174,11 +174,11 @@ pub(crate) async fn unpark(tx: &mut Conn, route: &str, seqs: &[(i64, String)]) -
 /// The first message left of each of these keys becomes its head, so that it can be claimed.
 pub(crate) async fn promote<K: AsRef<str>>(tx: &mut Conn, route: &str, keys: &[K]) -> Result<(), Error> {
     let first = "select top (1) p.seq, p.state from postroom_parked p
-                  where p.route = @route and p.key_hash = hashbytes('SHA2_256', @key) and p.state <> 'scheduled'
+                  where p.route = @route and p.key_hash = convert(binary(32), hashbytes('SHA2_256', @key)) and p.state <> 'scheduled'
                   order by p.seq";
     let head = "update postroom_parked with (rowlock)
                    set state = 'retry', due_at = sysutcdatetime(), waits_since = sysutcdatetime()
-                 where route = @route and seq = @seq and key_hash = hashbytes('SHA2_256', @key) and state = 'queued'";
+                 where route = @route and seq = @seq and key_hash = convert(binary(32), hashbytes('SHA2_256', @key)) and state = 'queued'";
     for key in keys {
         let key = key.as_ref();
         let found: Option<(i64, String)> = tx.first(first, named! { "route" => route, "key" => key }).await?;

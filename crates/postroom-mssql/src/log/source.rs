@@ -11,15 +11,15 @@ use postroom::{
 };
 
 use crate::conn::Conn;
-use crate::connect::Settings;
+use crate::connect::{Settings, store_error};
 use crate::link::Link;
 use crate::log::claim::{self, LaneRead};
 use crate::log::lanes::{self, Renewed, Watch};
 use crate::log::places;
 use crate::log::record::{self, Holder};
-use crate::migrate::schema_version;
+use crate::migrate::{self, schema_version};
 use crate::routes;
-use crate::sql::named;
+use crate::sql::{distinct, named};
 
 /// Each write of positions is a transaction that waits for the disk.
 const POSITIONS_EVERY: Duration = Duration::from_millis(50);
@@ -89,6 +89,10 @@ impl MssqlSource {
             let sql = "select (select max(number) from postroom_migrations), (select max(oldest_program) from postroom_settings)";
             conn.first::<(Option<i64>, Option<i64>)>(sql, named! {}).await
         };
+        self.leases.call("look at the database", migrate::check).await?.map_or(Ok(()), Err)?;
+        for (what, name) in [("route", &self.route.name), ("relay", &self.owner)] {
+            distinct(what, name).map_err(|error| store_error("register the route", error))?;
+        }
         let (version, oldest) = self.leases.call("look at the schema", look).await?.unwrap_or_default();
         let (version, known) = (version.unwrap_or_default(), schema_version());
         if version < known {

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use postroom::{EnqueueError, Message, MessageSpan, Step};
 
-use crate::sql::{Named, Value, later, named};
+use crate::sql::{Named, Value, later, microseconds, named};
 
 /// The constraint that refuses a second message of one id; the server names it in the error.
 pub(crate) const ID_CONSTRAINT: &str = "postroom_outbox_id";
@@ -29,7 +29,7 @@ pub(crate) fn row(message: &Message) -> Result<Named, EnqueueError> {
     let headers = with_trace.as_ref().unwrap_or(&message.headers);
     let headers = (!headers.is_empty()).then(|| serde_json::to_string(headers)).transpose();
     let headers = headers.map_err(|error| EnqueueError::Store(error.into()))?;
-    let delay = i64::try_from(message.delay.as_micros()).unwrap_or(i64::MAX);
+    let delay = microseconds(message.delay);
     let mut row = columns(message, headers);
     row.extend(named! { "delay" => (delay > 0).then_some(delay) });
     Ok(row)
@@ -59,10 +59,14 @@ fn columns(message: &Message, headers: Option<String>) -> Named {
     }
 }
 
-/// When it happened, in microseconds since 1970.
+/// From year 1 to 9999: the times that a column can hold.
+const TIMES: std::ops::RangeInclusive<i64> = -62_135_596_800_000_000..=253_402_300_799_000_000;
+
+/// When it happened, in microseconds since 1970; the nearest that can be stored.
 fn occurred_us(message: &Message) -> Option<i64> {
-    message.occurred_at.map(|at| match at.duration_since(SystemTime::UNIX_EPOCH) {
+    let at = message.occurred_at.map(|at| match at.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(after) => i64::try_from(after.as_micros()).unwrap_or(i64::MAX),
         Err(before) => -i64::try_from(before.duration().as_micros()).unwrap_or(i64::MAX),
-    })
+    });
+    at.map(|at| at.clamp(*TIMES.start(), *TIMES.end()))
 }

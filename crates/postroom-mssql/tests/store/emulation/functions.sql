@@ -11,5 +11,5 @@ create function is_object(text) returns boolean immutable language plpgsql as
     $$ begin return json_typeof($1::json) = 'object'; exception when others then return false; end $$;
 create function db_id() returns int immutable language sql as $$ select 1 $$;
 create schema sys;
-create view sys.databases as select 1 as is_read_committed_snapshot_on, 1 as database_id;
+create view sys.databases as select 1 as is_read_committed_snapshot_on, 150 as compatibility_level, 1 as database_id;
 create view sys.tables as select tablename::text as name from pg_tables where schemaname = 'public';

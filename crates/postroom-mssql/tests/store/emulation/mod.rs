@@ -124,11 +124,25 @@ impl Session {
 
     async fn statement(&mut self, sql: &str, values: &[wire::Value]) -> Result<Answer, (u32, String)> {
         let within = sql.trim_start().strip_prefix("if @@trancount = 0 begin; throw 50001");
-        let sql = match within {
+        let mut sql = match within {
             Some(_) if !self.open => return Err((50001, "there is no transaction".to_owned())),
             Some(rest) => rest.split_once(" end;").map_or("", |(_, sql)| sql),
             None => sql,
         };
+        // Settings of the statement alone, and how many rows it was about as a row of its own.
+        let alone = sql.trim_start().strip_prefix("set nocount on; set xact_abort off;");
+        let counted = alone.and_then(|sql| sql.trim_end().strip_suffix("select @@rowcount as admitted"));
+        if let Some(insert) = counted {
+            sql = insert.trim_end().trim_end_matches(';');
+        }
+        let answer = self.alone(sql, values, self.xact_abort && counted.is_none()).await?;
+        Ok(match answer {
+            Answer::Done(count) if counted.is_some() => Answer::number(count as i64),
+            answer => answer,
+        })
+    }
+
+    async fn alone(&mut self, sql: &str, values: &[wire::Value], xact_abort: bool) -> Result<Answer, (u32, String)> {
         let Translated { sql, reads, parameters } =
             statements::translated(sql, values).map_err(|problem| (102, format!("{problem}: {sql}")))?;
         if self.implicit {
@@ -151,7 +165,7 @@ impl Session {
                 Ok(answer)
             }
             Err(error) => {
-                if self.xact_abort || error.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED) {
+                if xact_abort || error.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED) {
                     self.end("rollback").await;
                 } else if self.open {
                     self.postgres.batch_execute("rollback to savepoint s").await.unwrap();
