@@ -7,16 +7,21 @@
 
 mod conn;
 mod connect;
+mod database;
+mod desk;
 mod inbox;
+mod intake;
 mod link;
 mod log;
 mod migrate;
+mod operate;
 mod outbox;
 mod routes;
 mod sql;
 
 pub use conn::{Conn, Driver};
 pub use connect::{Settings, connect, settings_of};
+pub use database::Database;
 pub use inbox::{MssqlSession, Transaction};
 pub use log::MssqlSource;
 pub use migrate::{migrate, print_sql};

@@ -1,6 +1,6 @@
 //! Numbered migrations, each in one transaction.
 
-use postroom::{LANES_DEFAULT, MigrateError, Migrated, StoreError};
+use postroom::{LANES_DEFAULT, MigrateError, Migrated, MigrationPlan, MigrationStep, StoreError};
 use sha2::{Digest, Sha256};
 use tiberius::error::Error;
 
@@ -12,6 +12,8 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "foundation", include_str!("../migrations/0001_foundation.sql")),
     (2, "receiving", include_str!("../migrations/0002_receiving.sql")),
     (3, "enqueue", include_str!("../migrations/0003_enqueue.sql")),
+    (4, "operating", include_str!("../migrations/0004_operating.sql")),
+    (5, "intake", include_str!("../migrations/0005_intake.sql")),
 ];
 
 const BOOKKEEPING: &str = "create table postroom_migrations (
@@ -196,6 +198,32 @@ pub fn print_sql(lanes: Option<u16>) -> Result<String, MigrateError> {
     }
     script.push_str("commit transaction;\ngo\n");
     Ok(script)
+}
+
+/// The version of a schema; 0: there is none.
+pub(crate) async fn present(conn: &mut Conn) -> Result<i64, Error> {
+    match is_there(conn, "postroom_migrations").await? {
+        true => version(conn).await,
+        false => Ok(0),
+    }
+}
+
+/// As `present`, for a database that has been migrated.
+pub(crate) async fn version(conn: &mut Conn) -> Result<i64, Error> {
+    let newest = "select coalesce(max(number), 0) from postroom_migrations";
+    Ok(conn.first(newest, named! {}).await?.unwrap_or_default())
+}
+
+/// What `migrate` would do to a database of this version.
+pub(crate) fn plan_of(version: i64) -> Result<MigrationPlan, MigrateError> {
+    let known = schema_version();
+    if version > known {
+        return Err(MigrateError::Newer { number: version, known });
+    }
+    let pending = MIGRATIONS.iter().filter(|(number, _, _)| *number > version);
+    let locks = "nothing that is in use: it makes new tables";
+    let steps = pending.map(|(number, name, _)| MigrationStep { number: *number, name, locks }).collect();
+    Ok(MigrationPlan { version, steps })
 }
 
 /// Number of the newest migration that this program knows.

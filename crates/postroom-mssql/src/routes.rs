@@ -5,7 +5,7 @@ use postroom::{OnDead, Order, RouteSettings, TopicFilter};
 use tiberius::error::Error;
 
 use crate::conn::Conn;
-use crate::sql::named;
+use crate::sql::{Named, named};
 
 /// Registers a route or adds to it what a relay was started with; returns what the route is now. In a transaction.
 pub(crate) async fn register(
@@ -31,6 +31,42 @@ pub(crate) async fn register(
 /// What a route is; none: it never ran.
 pub(crate) async fn settings(conn: &mut Conn, route: &str) -> Result<Option<RouteSettings>, Error> {
     read(conn, route, "").await
+}
+
+/// What a route is, which stays so until the transaction ends; none: it never ran.
+pub(crate) async fn locked(tx: &mut Conn, route: &str) -> Result<Option<RouteSettings>, Error> {
+    read(tx, route, LOCKED).await
+}
+
+/// All routes that have run, by name.
+pub(crate) async fn all(conn: &mut Conn) -> Result<Vec<(String, RouteSettings)>, Error> {
+    let names: Vec<String> = conn.query("select name from postroom_routes order by name", named! {}).await?;
+    let mut all = Vec::with_capacity(names.len());
+    for name in names {
+        if let Some(settings) = settings(conn, &name).await? {
+            all.push((name, settings));
+        }
+    }
+    Ok(all)
+}
+
+/// The condition that the topic of `o` is one of these, whose parameters are added with this prefix. A mark at the end keeps the server from
+/// comparing without trailing spaces; it counts characters in units of UTF-16.
+pub(crate) fn takes(topics: &TopicFilter, prefix: &str, parameters: &mut Named) -> String {
+    if topics.patterns().iter().any(|pattern| pattern == "*") {
+        return "1 = 1".to_owned();
+    }
+    let mut any = Vec::new();
+    for (index, pattern) in topics.patterns().iter().enumerate() {
+        let name = format!("{prefix}_{index}");
+        let text = pattern.strip_suffix('*');
+        any.push(match text {
+            Some(start) => format!("concat(left(o.topic, {}), N'|') = @{name}", start.encode_utf16().count()),
+            None => format!("concat(o.topic, N'|') = @{name}"),
+        });
+        parameters.push((name.into(), format!("{}|", text.unwrap_or(pattern)).into()));
+    }
+    if any.is_empty() { "1 = 0".to_owned() } else { format!("({})", any.join(" or ")) }
 }
 
 /// Keeps a row as it is until the transaction ends, or that there is none.

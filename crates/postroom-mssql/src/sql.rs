@@ -162,6 +162,16 @@ impl FromColumn for Option<Vec<u8>> {
     }
 }
 
+impl FromColumn for Option<f64> {
+    fn from_column(column: &ColumnData<'static>) -> Option<Self> {
+        Some(match column {
+            ColumnData::F64(value) => *value,
+            ColumnData::F32(value) => value.map(f64::from),
+            _ => return None,
+        })
+    }
+}
+
 macro_rules! not_null {
     ($($of:ty),*) => {$(
         impl FromColumn for $of {
@@ -172,7 +182,7 @@ macro_rules! not_null {
     )*};
 }
 
-not_null!(i64, String, Vec<u8>);
+not_null!(i64, f64, String, Vec<u8>);
 
 macro_rules! narrower {
     ($($of:ty),*) => {$(
@@ -184,7 +194,13 @@ macro_rules! narrower {
     )*};
 }
 
-narrower!(u16, u32, i32, u64, usize);
+narrower!(i16, u16, u32, i32, u64, usize);
+
+impl FromColumn for Option<bool> {
+    fn from_column(column: &ColumnData<'static>) -> Option<Self> {
+        Option::<i64>::from_column(column).map(|value| value.map(|value| value != 0))
+    }
+}
 
 impl FromColumn for bool {
     fn from_column(column: &ColumnData<'static>) -> Option<Self> {
@@ -245,6 +261,7 @@ rows_of!(A 0, B 1, C 2);
 rows_of!(A 0, B 1, C 2, D 3);
 rows_of!(A 0, B 1, C 2, D 3, E 4);
 rows_of!(A 0, B 1, C 2, D 3, E 4, F 5);
+rows_of!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
 
 /// A list for `openjson`.
 pub(crate) fn json(value: &(impl serde::Serialize + ?Sized)) -> String {
@@ -272,9 +289,42 @@ pub(crate) fn distinct(what: &str, name: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// Equal to the last space, where an index is not needed.
+pub(crate) fn same(one: &str, other: &str) -> String {
+    format!("concat({one}, N'|') = concat({other}, N'|')")
+}
+
 /// So long from now.
 pub(crate) fn from_now(microseconds: &str) -> String {
     later(microseconds, NOW)
+}
+
+/// So long ago. More than a thousand years is no date any more.
+pub(crate) fn ago(microseconds: &str) -> String {
+    later(&format!("(-{microseconds})"), NOW)
+}
+
+/// An age in microseconds, for [`ago`].
+pub(crate) fn age(age: std::time::Duration) -> i64 {
+    i64::try_from(age.as_micros()).unwrap_or(i64::MAX).min(31_557_600_000_000_000)
+}
+
+/// The seconds since a time, with their fraction.
+pub(crate) fn seconds_since(time: &str) -> String {
+    format!("convert(float, datediff_big(microsecond, {time}, {NOW})) / 1000000")
+}
+
+/// The seconds until a time, with their fraction; 0 if it is over.
+pub(crate) fn seconds_until(time: &str) -> String {
+    format!(
+        "case when {time} is null then null when {time} > {NOW} then convert(float, datediff_big(microsecond, {NOW}, {time})) / 1000000 \
+         else convert(float, 0) end"
+    )
+}
+
+/// Microseconds since 1970.
+pub(crate) fn since_1970(time: &str) -> String {
+    format!("datediff_big(microsecond, '1970-01-01', {time})")
 }
 
 /// A wait in microseconds, at most what the server can add to now.

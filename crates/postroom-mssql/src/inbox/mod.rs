@@ -6,4 +6,5 @@ mod queue;
 mod receiving;
 mod session;
 
+pub(crate) use receiving::ABOUT_VALUES;
 pub use session::{MssqlSession, Transaction};

@@ -16,11 +16,12 @@ use crate::connect::{is_duplicate, store_error};
 use crate::inbox::session::commit;
 use crate::inbox::{Transaction, once, queue};
 use crate::log::{History, MESSAGE, message as message_of};
+use crate::operate::operations::note_death;
 use crate::outbox::values_of;
 use crate::sql::{from_now, get, json, later, microseconds, named};
 
 /// Errors that speak of the values: cannot be null, refused by a check, too long, out of range, not of the type, too long for an index.
-const ABOUT_VALUES: [u32; 12] = [220, 241, 242, 245, 515, 517, 547, 1946, 2628, 8114, 8115, 8152];
+pub(crate) const ABOUT_VALUES: [u32; 12] = [220, 241, 242, 245, 515, 517, 547, 1946, 2628, 8114, 8115, 8152];
 const LAPSED_AT_ONCE: usize = 100;
 /// The columns of a message, as they are written here.
 const KEPT: &str =
@@ -187,6 +188,7 @@ async fn bury(
         "consumer" => consumer, "id" => id
     };
     tx.exec(&sql, parameters.clone()).await?;
+    note_death(tx.conn(), "in", consumer, id, cause).await?;
     tx.exec("delete from postroom_inbox_messages where consumer = @consumer and id = @id", parameters).await.map(drop)
 }
 
@@ -263,6 +265,7 @@ async fn keep_dead(tx: &mut Transaction<'_>, consumer: &str, message: &Message, 
     let mut values = values_of(message)?;
     values.extend(named! { "consumer" => consumer, "seq" => seq.max(BEYOND), "error" => error, "ordering_key" => key });
     tx.exec(&sql, values).await?;
+    note_death(tx.conn(), "in", consumer, &message.id.to_string(), "permanent").await?;
     Ok(())
 }
 

@@ -4,10 +4,10 @@
 mod claim;
 mod lanes;
 mod places;
-mod record;
+pub(crate) mod record;
 mod row;
 mod source;
 
 pub(crate) use record::History;
-pub(crate) use row::{MESSAGE, message};
+pub(crate) use row::{COPIED, MESSAGE, message};
 pub use source::MssqlSource;

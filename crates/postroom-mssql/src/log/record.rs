@@ -8,6 +8,7 @@ use tiberius::error::Error;
 
 use crate::conn::Conn;
 use crate::log::row::COPIED;
+use crate::operate::operations::note_death;
 use crate::sql::{from_now, json, microseconds, named};
 
 /// Who writes: the route, its relay, and the lanes with the epochs and positions under which they are held.
@@ -131,6 +132,7 @@ pub(crate) async fn entries(
                     "history" => history.with(&now, *attempts, error)
                 });
                 conn.exec(&sql, parameters).await?;
+                note_death(conn, "out", route, &id.to_string(), cause.as_str()).await?;
                 unpark(conn, route, &[(*seq, id.to_string())]).await?;
                 if let Some(key) = key.as_ref().filter(|_| *blocks_key) {
                     let sql = "insert into postroom_blocked_keys (route, ordering_key, seq, reason)

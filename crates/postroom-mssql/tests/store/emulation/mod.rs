@@ -110,6 +110,14 @@ impl Session {
                 self.end("rollback").await;
                 Ok(Answer::Done(0))
             }
+            Said::Save => {
+                self.postgres.batch_execute("savepoint postroom_rows").await.unwrap();
+                Ok(Answer::Done(0))
+            }
+            Said::BackToSaved => {
+                self.postgres.batch_execute("rollback to savepoint postroom_rows").await.unwrap();
+                Ok(Answer::Done(0))
+            }
             Said::Lock => Ok(Answer::number(0)),
             Said::Definition(sql) => self
                 .postgres
@@ -135,7 +143,9 @@ impl Session {
         if let Some(insert) = counted {
             sql = insert.trim_end().trim_end_matches(';');
         }
-        let answer = self.alone(sql, values, self.xact_abort && counted.is_none()).await?;
+        let rest = sql.trim_start().strip_prefix("set xact_abort off;");
+        sql = rest.unwrap_or(sql);
+        let answer = self.alone(sql, values, self.xact_abort && counted.is_none() && rest.is_none()).await?;
         Ok(match answer {
             Answer::Done(count) if counted.is_some() => Answer::number(count as i64),
             answer => answer,

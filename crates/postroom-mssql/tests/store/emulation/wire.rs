@@ -1,5 +1,7 @@
 //! The Tabular Data Stream protocol of SQL Server (MS-TDS), as much of it as the driver uses.
 
+use std::time::SystemTime;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_postgres::Row;
@@ -16,6 +18,7 @@ pub enum Value {
     Int(Option<i64>),
     Text(Option<String>),
     Bytes(Option<Vec<u8>>),
+    Float(Option<f64>),
 }
 
 impl Value {
@@ -24,6 +27,7 @@ impl Value {
             Self::Int(value) => value,
             Self::Text(value) => value,
             Self::Bytes(value) => value,
+            Self::Float(value) => value,
         }
     }
 
@@ -33,6 +37,7 @@ impl Value {
             Self::Int(_) => "bigint",
             Self::Text(_) => "text",
             Self::Bytes(_) => "bytea",
+            Self::Float(_) => "float8",
         }
     }
 }
@@ -55,6 +60,11 @@ impl Answer {
             Type::INT4 => Value::Int(row.get::<_, Option<i32>>(index).map(i64::from)),
             Type::INT8 => Value::Int(row.get(index)),
             Type::BYTEA => Value::Bytes(row.get(index)),
+            Type::FLOAT8 => Value::Float(row.get(index)),
+            Type::TIMESTAMP => {
+                let at: Option<SystemTime> = row.get(index);
+                Value::Text(at.map(|at| format!("{:?}", at.duration_since(SystemTime::UNIX_EPOCH))))
+            }
             _ => Value::Text(row.get(index)),
         };
         let values = rows.iter().map(|row| (0..row.len()).map(|index| value(row, index)).collect());
@@ -271,6 +281,7 @@ fn described(all: &mut Vec<u8>, columns: &[(String, Type)]) {
         all.extend([0, 0, 0, 0, 1, 0]);
         match *kind {
             Type::INT2 | Type::INT4 | Type::INT8 => all.extend([0x26, 8]),
+            Type::FLOAT8 => all.extend([0x6d, 8]),
             Type::BYTEA => all.extend([0xa5, 0xff, 0xff]),
             _ => all.extend([0xe7, 0xff, 0xff, 9, 4, 0xd0, 0, 0x34]),
         }
@@ -284,6 +295,11 @@ fn encoded(all: &mut Vec<u8>, value: &Value) {
     let bytes = match value {
         Value::Int(None) => return all.push(0),
         Value::Int(Some(value)) => {
+            all.push(8);
+            return all.extend(value.to_le_bytes());
+        }
+        Value::Float(None) => return all.push(0),
+        Value::Float(Some(value)) => {
             all.push(8);
             return all.extend(value.to_le_bytes());
         }

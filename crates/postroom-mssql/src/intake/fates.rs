@@ -1,0 +1,158 @@
+//! What became of the messages of rows that were taken.
+
+use std::collections::HashMap;
+
+use postroom::{Intake, OnRoute, RowFate, TopicFilter};
+
+use crate::conn::Conn;
+use crate::desk::Failed;
+use crate::routes;
+use crate::sql::{get, later, named, since_1970};
+
+/// A row, and what became of its message.
+pub(super) struct Taken {
+    pub place: i64,
+    pub row: String,
+    pub was_dead: bool,
+    pub fate: RowFate,
+}
+
+/// One as it is stored.
+struct Stored {
+    place: i64,
+    row: String,
+    id: String,
+    was_dead: bool,
+    at_us: i64,
+    /// None: it is not in the outbox.
+    message: Option<InOutbox>,
+}
+
+struct InOutbox {
+    lane: i64,
+    /// None: no relay has seen it yet.
+    place: Option<i64>,
+    topic: String,
+}
+
+/// A route, and until when it did not take which topics.
+struct Known {
+    name: String,
+    topics: TopicFilter,
+    former: Vec<(TopicFilter, i64)>,
+}
+
+/// Looks at up to `max` rows behind `after`.
+pub(super) async fn of(
+    tx: &mut Conn,
+    intake: &Intake,
+    after: i64,
+    max: usize,
+) -> Result<Vec<Taken>, Failed> {
+    let sql = format!(
+        "select top (@max) b.place as at_place, b.row_key, b.id, b.state, {} as at_us, o.seq, o.lane, o.place, o.topic
+           from postroom_intake_rows b left join postroom_outbox o on o.id = b.id
+          where b.intake = @intake and b.state in ('taken', 'dead') and b.place > @after order by b.place",
+        since_1970("b.at")
+    );
+    let mut stored = Vec::new();
+    for row in &tx.rows(&sql, named! { "intake" => &intake.name, "after" => after, "max" => max }).await? {
+        let message = match get::<Option<i64>>(row, "seq")? {
+            None => None,
+            Some(_) => Some(InOutbox { lane: get(row, "lane")?, place: get(row, "place")?, topic: get(row, "topic")? }),
+        };
+        stored.push(Stored {
+            place: get(row, "at_place")?,
+            row: get(row, "row_key")?,
+            id: get::<Option<String>>(row, "id")?.unwrap_or_default(),
+            was_dead: get::<String>(row, "state")? == "dead",
+            at_us: get(row, "at_us")?,
+            message,
+        });
+    }
+    let (Some(first), Some(last)) = (stored.first().map(|row| row.place), stored.last().map(|row| row.place)) else {
+        return Ok(Vec::new());
+    };
+    let sql = "select r.name, b.id, case when p.id is null then 0 else 1 end, d.error
+                 from postroom_intake_rows b
+                cross join postroom_routes r
+                 left join postroom_parked p on p.route = r.name and p.seq = b.seq and p.id = b.id
+                 left join postroom_dead_letters d on d.route = r.name and d.seq = b.seq and d.id = b.id
+                where b.intake = @intake and b.place between @first and @last and b.state in ('taken', 'dead')
+                  and (p.id is not null or d.id is not null)";
+    let between = named! { "intake" => &intake.name, "first" => first, "last" => last };
+    let waiting: Vec<(String, String, bool, Option<String>)> = tx.query(sql, between).await?;
+    let waiting: HashMap<(String, String), (bool, Option<String>)> =
+        waiting.into_iter().map(|(route, id, parked, dead)| ((route, id), (parked, dead))).collect();
+    let sql = "select route, lane, position from postroom_lanes";
+    let lanes: Vec<(String, i64, i64)> = tx.query(sql, named! {}).await?;
+    let lanes: HashMap<(String, i64), i64> =
+        lanes.into_iter().map(|(route, lane, position)| ((route, lane), position)).collect();
+    let routes = known_routes(tx).await?;
+    let discarded = discarded(tx, &stored).await?;
+    let taken = stored.into_iter().map(|stored| {
+        let of_id = |route: &str| waiting.get(&(route.to_owned(), stored.id.clone()));
+        let on_route = |route: &Known| {
+            let (parked, dead) = of_id(&route.name).cloned().unwrap_or_default();
+            let takes = stored.message.as_ref().is_some_and(|message| route.topics.takes(&message.topic));
+            // One that waits or is dead is the route's, whatever it takes now.
+            (takes || parked || dead.is_some()).then(|| OnRoute {
+                passed: stored.message.as_ref().is_none_or(|message| {
+                    let position = lanes.get(&(route.name.clone(), message.lane));
+                    message.place.zip(position).is_some_and(|(place, position)| place <= *position)
+                }),
+                parked,
+                dead,
+                unsure: stored.message.as_ref().is_some_and(|message| {
+                    let lacked =
+                        |(topics, until): &(TopicFilter, i64)| *until >= stored.at_us && !topics.takes(&message.topic);
+                    route.former.iter().any(lacked)
+                }),
+            })
+        };
+        let on: Vec<OnRoute> = routes.iter().filter_map(on_route).collect();
+        let waits = on.iter().any(|route| route.parked);
+        let fate = match RowFate::of(stored.message.is_some(), &on, discarded.get(&stored.id).cloned()) {
+            // Its copy waits, though the outbox has it no more.
+            RowFate::Unclear if waits => RowFate::Waits,
+            fate => fate,
+        };
+        Taken { place: stored.place, row: stored.row, was_dead: stored.was_dead, fate }
+    });
+    Ok(taken.collect())
+}
+
+async fn known_routes(tx: &mut Conn) -> Result<Vec<Known>, Failed> {
+    let sql = format!(
+        "select v.route, v.topics, {} from postroom_route_revisions v
+           join postroom_route_revisions n on n.route = v.route and n.revision = v.revision + 1",
+        since_1970("n.set_at")
+    );
+    let revisions: Vec<(String, String, i64)> = tx.query(&sql, named! {}).await?;
+    let routes = routes::all(tx).await?.into_iter().map(|(name, settings)| {
+        let former = revisions.iter().filter(|(route, ..)| *route == name).filter_map(|(_, topics, until)| {
+            let patterns: Vec<String> = serde_json::from_str(topics).ok()?;
+            Some((TopicFilter::new(patterns).ok()?, *until))
+        });
+        Known { former: former.collect(), topics: settings.topics, name }
+    });
+    Ok(routes.collect())
+}
+
+/// Who discarded which of these messages.
+async fn discarded(tx: &mut Conn, stored: &[Stored]) -> Result<HashMap<String, String>, Failed> {
+    let since = stored.iter().map(|stored| stored.at_us).min().unwrap_or_default();
+    let sql = format!(
+        "select concat(actor, N': ', reason), message_ids from postroom_audit
+          where action in ('dead.discard', 'dead.expire') and at >= {}",
+        later("@since", "convert(datetime2(6), '1970-01-01')")
+    );
+    let rows: Vec<(String, String)> = tx.query(&sql, named! { "since" => since }).await?;
+    let mut by_id = HashMap::new();
+    for (by, ids) in rows {
+        let ids: Vec<String> = serde_json::from_str(&ids).unwrap_or_default();
+        by_id.extend(ids.into_iter().map(|id| (id, by.clone())));
+    }
+    by_id.retain(|id, _| stored.iter().any(|stored| stored.id == *id));
+    Ok(by_id)
+}
