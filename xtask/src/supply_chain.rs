@@ -20,7 +20,7 @@ const FEATURES: [(&str, &[&str]); 6] = [
     ("postroom-sqlite", &["", "rusqlite", "sqlx", "rusqlite,sqlx"]),
     ("postroom-brokers", &["", "kafka", "nats", "rabbitmq"]),
     ("postroom-archive", &["", "parquet", "s3"]),
-    ("postroom-cli", &["", "kafka", "otlp", "parquet", "s3"]),
+    ("postroom-cli", &["", "kafka", "mssql", "otlp", "parquet", "s3"]),
 ];
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {

@@ -299,6 +299,7 @@ mod tests {
             include_str!("doctor_tables.rs"),
             include_str!("../../postroom-postgres/src/operate/doctor.rs"),
             include_str!("../../postroom-mysql/src/operate/doctor.rs"),
+            include_str!("../../postroom-mssql/src/operate/doctor.rs"),
             include_str!("../../postroom-sqlite/src/operate/doctor.rs"),
         ];
         for code in &known {

@@ -133,7 +133,7 @@ struct ConfigArgs {
 /// Which store: given by its URL or by the configuration.
 #[derive(Debug, Clone, Args)]
 struct StoreArgs {
-    /// Store URL, `postgres://…`, `mysql://…` or `sqlite:FILE`; the scheme chooses the store. Other users of the machine can read arguments,
+    /// Store URL, `postgres://…`, `mysql://…`, `sqlserver://…` or `sqlite:FILE`; the scheme chooses the store. Other users of the machine can read arguments,
     /// so do not put a password here: set POSTROOM_STORE_URL, or set POSTROOM_STORE_URL_FILE to the name of a file that contains the
     /// URL, or name a password file in PGPASSFILE. Or the name of one of the configuration's [[stores]]
     #[arg(long, value_name = "URL|NAME")]
@@ -158,6 +158,12 @@ impl StoreArgs {
             },
         };
         store::open(&url)
+    }
+
+    /// Nothing says which store is meant.
+    fn is_unnamed(&self) -> Result<bool, Failure> {
+        let variable = environment::store_url().map_err(|problem| Failure::new(exit::CONFIG, problem))?;
+        Ok(self.store.is_none() && variable.is_none() && !self.config.exists())
     }
 
     /// All stores of a configuration with many, if none of them is named.

@@ -17,7 +17,7 @@ use crate::stores;
 pub struct MigrateArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Number of lanes of a new PostgreSQL schema: the partitions of the outbox, which the relays of a route share; cannot be changed later
+    /// Number of lanes of a new schema (not on SQLite): the partitions of the outbox, which the relays of a route share; cannot be changed later
     /// [default: 16]
     #[arg(long, value_name = "N")]
     lanes: Option<u16>,
@@ -31,7 +31,7 @@ pub struct MigrateArgs {
 
 pub async fn migrate(args: MigrateArgs, json: bool) -> Result<(), Failure> {
     // A script can be printed without any store.
-    let nameless = args.print_sql && args.store.store.is_none() && !args.store.config.exists();
+    let nameless = args.print_sql && args.store.is_unnamed()?;
     if let Some(groups) = args.store.many()?
         && !args.print_sql
     {

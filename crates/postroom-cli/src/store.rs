@@ -21,6 +21,7 @@ type Opened = Result<Arc<dyn Store>, Failure>;
 const STORES: &[Kind] = &[
     Kind { example: "postgres://USER@HOST/DATABASE", open: postgres },
     Kind { example: "mysql://USER@HOST/DATABASE", open: mysql },
+    Kind { example: "sqlserver://USER@HOST/DATABASE", open: mssql },
     Kind { example: "sqlite:FILE", open: sqlite },
 ];
 
@@ -44,6 +45,9 @@ pub fn open_frugal(url: &str, routes: usize, intakes: usize) -> Result<(Arc<dyn 
         let frugal = postroom_mysql::Database::frugal(url, routes);
         let (database, connections) = frugal.map_err(|error| Failure::of(exit::USAGE, &error))?;
         return Ok((Arc::new(database), connections));
+    }
+    if is_mssql(url) {
+        return mssql_frugal(url, routes);
     }
     // A file has no connections that anybody counts.
     open(url).map(|store| (store, 1))
@@ -76,6 +80,37 @@ fn mysql(url: &str) -> Option<Opened> {
     }
     let store = postroom_mysql::Database::new(url).map(|database| Arc::new(database) as Arc<dyn Store>);
     Some(store.map_err(|error| Failure::of(exit::USAGE, &error)))
+}
+
+fn is_mssql(url: &str) -> bool {
+    ["sqlserver://", "mssql://"].iter().any(|scheme| url.starts_with(scheme))
+}
+
+fn mssql(url: &str) -> Option<Opened> {
+    is_mssql(url).then(|| mssql_opened(url))
+}
+
+#[cfg(feature = "mssql")]
+fn mssql_opened(url: &str) -> Opened {
+    let store = postroom_mssql::Database::new(url).map(|database| Arc::new(database) as Arc<dyn Store>);
+    store.map_err(|error| Failure::of(exit::USAGE, &error))
+}
+
+#[cfg(feature = "mssql")]
+fn mssql_frugal(url: &str, routes: usize) -> Result<(Arc<dyn Store>, usize), Failure> {
+    let frugal = postroom_mssql::Database::frugal(url, routes);
+    let (database, connections) = frugal.map_err(|error| Failure::of(exit::USAGE, &error))?;
+    Ok((Arc::new(database), connections))
+}
+
+#[cfg(not(feature = "mssql"))]
+fn mssql_opened(_: &str) -> Opened {
+    Err(Failure::new(exit::USAGE, "this program was built without SQL Server; build it with `--features mssql`"))
+}
+
+#[cfg(not(feature = "mssql"))]
+fn mssql_frugal(url: &str, _: usize) -> Result<(Arc<dyn Store>, usize), Failure> {
+    mssql_opened(url).map(|store| (store, 0))
 }
 
 fn sqlite(url: &str) -> Option<Opened> {

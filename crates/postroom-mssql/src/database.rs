@@ -477,9 +477,7 @@ impl Store for Database {
                 let found = format!("its schema is at version {version}, and this program needs version {known}");
                 Finding::bad(found, "run `postroom migrate`; `postroom migrate --plan` shows what it would do")
             }
-            version => {
-                Finding::good(format!("its schema is at version {version}; this program knows version {known}"))
-            }
+            version => Finding::good(format!("its schema is at version {version}; this program knows version {known}")),
         });
         Ok(findings)
     }

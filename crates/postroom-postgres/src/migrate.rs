@@ -183,6 +183,13 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0023_queues.sql"),
         formerly: None,
     },
+    Migration {
+        number: 24,
+        name: "taking",
+        locks: "postroom.inbox_clocks: consumers wait for a moment",
+        sql: include_str!("../migrations/0024_taking.sql"),
+        formerly: None,
+    },
 ];
 
 /// What is created in this transaction means the same, whatever others have created in schemas on our search_path.

@@ -8,6 +8,8 @@ pub mod conformance;
 pub mod judge;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+#[cfg(feature = "mssql")]
+pub mod mssql;
 #[cfg(feature = "nats")]
 pub mod nats;
 #[cfg(feature = "postgres")]

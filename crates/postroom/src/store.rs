@@ -34,7 +34,7 @@ impl Discovered {
     /// From the columns of each row, as texts.
     ///
     /// # Errors
-    /// When there are too many, or one has no name.
+    /// When there are too many. One without a name has an empty one, which is no name of a store.
     pub fn of(rows: Vec<Vec<Option<String>>>) -> Result<Vec<Self>, StoreError> {
         let refused = |source: String| StoreError::Refused { what: DISCOVER, source: source.into() };
         if rows.len() > DISCOVERED_MAX {
@@ -42,10 +42,9 @@ impl Discovered {
         }
         let found = |row: Vec<Option<String>>| {
             let mut columns = row.into_iter();
-            let name = columns.next().flatten().ok_or_else(|| refused("a row of the query has no name".to_owned()))?;
-            Ok(Self { name, url: columns.next().flatten() })
+            Self { name: columns.next().flatten().unwrap_or_default(), url: columns.next().flatten() }
         };
-        rows.into_iter().map(found).collect()
+        Ok(rows.into_iter().map(found).collect())
     }
 }
 

@@ -18,6 +18,8 @@ mod jetstream;
 mod kafka;
 mod many;
 mod metrics;
+#[cfg(feature = "mssql")]
+mod mssql;
 mod operations;
 mod operators;
 mod outages;

@@ -19,8 +19,14 @@ const HEADS_LOCKED_MAX: usize = 500;
 /// of its key is claimed.
 type Due = (i64, String, Option<String>, String, bool, bool);
 
-/// Seqs of up to `max` messages that can be taken, the longest due first, all locked.
-pub(super) async fn due(tx: &mut Transaction<'_>, consumer: &str, max: usize) -> Result<Vec<i64>, Error> {
+/// Seqs of up to `max` messages that can be taken, the longest due first, all locked. What was claimed `claims_max` times is for the
+/// next take to bury.
+pub(super) async fn due(
+    tx: &mut Transaction<'_>,
+    consumer: &str,
+    max: usize,
+    claims_max: u32,
+) -> Result<Vec<i64>, Error> {
     let sql = "update postroom_inbox_messages with (rowlock, readcommittedlock, readpast) set put_off = 0
                 where consumer = @consumer and put_off = 1 and due_at <= sysutcdatetime()";
     tx.exec(sql, named! { "consumer" => consumer }).await?;
@@ -38,6 +44,7 @@ pub(super) async fn due(tx: &mut Transaction<'_>, consumer: &str, max: usize) ->
                  from postroom_inbox_messages m with (updlock, rowlock, readcommittedlock, readpast, forceseek, index(postroom_inbox_messages_due))
                 where m.consumer = @consumer and m.put_off = 0 and m.due_at <= sysutcdatetime() and m.due_at >= convert(datetime2(6), @due)
                   and (m.due_at > convert(datetime2(6), @due) or m.seq > @seq)
+                  and (m.state <> 'claimed' or m.claims < @claims_max)
                 order by m.due_at, m.seq";
     let at_once = max.saturating_mul(2).clamp(16, 1000);
     let (mut chosen, mut keys, mut put_off) = (Vec::new(), HashSet::new(), 0);
@@ -45,7 +52,7 @@ pub(super) async fn due(tx: &mut Transaction<'_>, consumer: &str, max: usize) ->
     let (mut heads, mut heads_locked) = (HashMap::<String, i64>::new(), 0);
     let (mut after_due, mut after_seq) = ("1900-01-01T00:00:00".to_owned(), 0_i64);
     while chosen.len() < max && put_off < PUT_OFF_AT_ONCE {
-        let parameters = named! { "consumer" => consumer, "due" => &after_due, "seq" => after_seq, "count" => at_once };
+        let parameters = named! { "consumer" => consumer, "due" => &after_due, "seq" => after_seq, "count" => at_once, "claims_max" => claims_max };
         let found: Vec<Due> = tx.query(sql, parameters).await?;
         let full = found.len() >= at_once;
         let waiting = found.iter().filter(|(_, _, _, state, _, _)| state == "ready");

@@ -43,12 +43,7 @@ struct Known {
 }
 
 /// Looks at up to `max` rows behind `after`.
-pub(super) async fn of(
-    tx: &mut Conn,
-    intake: &Intake,
-    after: i64,
-    max: usize,
-) -> Result<Vec<Taken>, Failed> {
+pub(super) async fn of(tx: &mut Conn, intake: &Intake, after: i64, max: usize) -> Result<Vec<Taken>, Failed> {
     let sql = format!(
         "select top (@max) b.place as at_place, b.row_key, b.id, b.state, {} as at_us, o.seq, o.lane, o.place, o.topic
            from postroom_intake_rows b left join postroom_outbox o on o.id = b.id

@@ -65,11 +65,7 @@ async fn rows(tx: &mut Conn, (sql, parameters): Statement) -> Result<Vec<Row>, E
     tx.rows(&sql, parameters).await
 }
 
-async fn whole(
-    tx: &mut Conn,
-    statements: &Statements,
-    statement: Statement,
-) -> Result<Vec<IntakeRow>, Error> {
+async fn whole(tx: &mut Conn, statements: &Statements, statement: Statement) -> Result<Vec<IntakeRow>, Error> {
     rows(tx, statement).await?.iter().map(|row| statements.whole(row)).collect()
 }
 
@@ -261,12 +257,7 @@ async fn write_at_once(
     }
 }
 
-async fn set_aside(
-    tx: &mut Conn,
-    intake: &Intake,
-    statements: &Statements,
-    refused: &[Refused],
-) -> Result<(), Error> {
+async fn set_aside(tx: &mut Conn, intake: &Intake, statements: &Statements, refused: &[Refused]) -> Result<(), Error> {
     for Refused { row, id, error } in refused {
         let sql = "insert into postroom_intake_rows (intake, row_key, id, state, error) values (@intake, @row, @id, 'refused', @error)";
         let parameters = named! { "intake" => &intake.name, "row" => row, "id" => id.as_ref(), "error" => error };
@@ -362,9 +353,9 @@ pub(crate) async fn mark_rows(conn: &mut Conn, intake: &Intake, after: i64, max:
         let _ = tried(tx, mark).await?;
     }
     for (row, state, error) in &marking.changed {
-        let sql = "update postroom_intake_rows set state = @state, error = @error where intake = @intake and row_key = @row";
-        let parameters =
-            named! { "state" => *state, "error" => error, "intake" => &intake.name, "row" => row };
+        let sql =
+            "update postroom_intake_rows set state = @state, error = @error where intake = @intake and row_key = @row";
+        let parameters = named! { "state" => *state, "error" => error, "intake" => &intake.name, "row" => row };
         tx.exec(sql, parameters).await?;
     }
     tx.commit().await?;

@@ -27,19 +27,8 @@ pub(super) struct Table {
 }
 
 /// Types whose values are written as numbers.
-const NUMBERS: [&str; 11] = [
-    "tinyint",
-    "smallint",
-    "int",
-    "bigint",
-    "decimal",
-    "numeric",
-    "float",
-    "real",
-    "money",
-    "smallmoney",
-    "bit",
-];
+const NUMBERS: [&str; 11] =
+    ["tinyint", "smallint", "int", "bigint", "decimal", "numeric", "float", "real", "money", "smallmoney", "bit"];
 /// Types of which two values that look alike can be different ones, or that cannot be compared.
 const NO_KEYS: [&str; 7] = ["float", "real", "text", "ntext", "image", "xml", "sql_variant"];
 
@@ -368,7 +357,8 @@ impl Statements {
                 format!("{} = {value}", quoted(name))
             })
             .collect();
-        let sql = format!("update f set {} {} option (loop join, force order)", set.join(", "), self.of_rows("rowlock"));
+        let sql =
+            format!("update f set {} {} option (loop join, force order)", set.join(", "), self.of_rows("rowlock"));
         (sql, parameters)
     }
 

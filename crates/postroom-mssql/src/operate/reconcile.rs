@@ -119,15 +119,13 @@ pub(crate) async fn outbox_prints(
 pub(crate) async fn outbox_ids(conn: &mut Conn, topics: &TopicFilter, span: Span) -> Result<Vec<MessageId>, Failed> {
     let (of_span, mut parameters) = of_span("o.id", span);
     let takes = takes(topics, "t", &mut parameters);
-    let sql =
-        format!("select o.id from postroom_outbox o where {of_span} and {takes} order by {}", ordered("o.id"));
+    let sql = format!("select o.id from postroom_outbox o where {of_span} and {takes} order by {}", ordered("o.id"));
     ids_from(conn.query(&sql, parameters).await?)
 }
 
 /// The time in the oldest id of an inbox.
 pub(crate) async fn inbox_begins(conn: &mut Conn, consumer: &Consumer) -> Result<Option<i64>, Failed> {
-    let sql =
-        format!("select min({}) from postroom_inbox i where i.consumer = @consumer", ordered("i.message_id"));
+    let sql = format!("select min({}) from postroom_inbox i where i.consumer = @consumer", ordered("i.message_id"));
     let oldest: Option<Option<String>> = conn.first(&sql, named! { "consumer" => consumer.as_str() }).await?;
     Ok(oldest.flatten().map(|id| uuid(&id)).transpose()?.map(|id| id_ms(&id)))
 }
@@ -174,8 +172,7 @@ pub(crate) async fn inbox_unhandled(conn: &mut Conn, consumer: &Consumer, span: 
     for (count, table) in counts.iter_mut().zip(["inbox_messages", "dead_consume"]) {
         let (of_span, mut parameters) = of_span("x.id", span);
         parameters.extend(named! { "consumer" => consumer.as_str() });
-        let sql =
-            format!("select count_big(*) from postroom_{table} x where x.consumer = @consumer and {of_span}");
+        let sql = format!("select count_big(*) from postroom_{table} x where x.consumer = @consumer and {of_span}");
         *count = conn.first::<i64>(&sql, parameters).await?.unwrap_or_default().unsigned_abs();
     }
     Ok(Unhandled { waiting: counts[0], dead: counts[1] })
@@ -189,7 +186,8 @@ pub(crate) async fn dead_at(conn: &mut Conn, consumer: &Consumer, ids: &[Message
 }
 
 /// Whether a message `o` is dead on a route, and whether it waits there.
-const DEAD: &str = "case when exists (select 1 from postroom_dead_letters d where d.route = @route and d.seq = o.seq and d.id = o.id)
+const DEAD: &str =
+    "case when exists (select 1 from postroom_dead_letters d where d.route = @route and d.seq = o.seq and d.id = o.id)
                     then 1 else 0 end as dead";
 const WAITS: &str = "case when o.place is null
                             or o.place > coalesce((select l.position from postroom_lanes l where l.route = @route and l.lane = o.lane), 0)

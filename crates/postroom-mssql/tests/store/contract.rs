@@ -4,8 +4,8 @@ use postroom::{Admission, Consumer, EnqueueError, Inbox as _, Message, Outbox as
 use postroom_mssql::{Mssql, MssqlSession, migrate, print_sql, settings_of};
 use postroom_testkit::conformance::Fixture as _;
 
-use crate::emulation::readable;
 use crate::fixture::{Shop, run};
+use postroom_testkit::mssql::readable;
 
 #[tokio::test]
 async fn nothing_is_written_and_nothing_admitted_outside_a_transaction() {

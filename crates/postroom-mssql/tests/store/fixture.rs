@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{Consumer, Message, MessageId, Operator, Outbox as _, Route, Source};
-use postroom_mssql::{Conn, Database as Store, Mssql, MssqlSession, MssqlSource, Settings, connect, migrate, settings_of};
+use postroom_mssql::{
+    Conn, Database as Store, Mssql, MssqlSession, MssqlSource, Settings, connect, migrate, settings_of,
+};
 use postroom_testkit::conformance::Fixture;
 use postroom_testkit::conformance::consumer_store::Inbox;
 use postroom_testkit::conformance::intake::Taking;
@@ -13,8 +15,6 @@ use postroom_testkit::conformance::operator::Operated;
 use postroom_testkit::conformance::source::Outbox;
 use postroom_testkit::postgres::Database;
 use postroom_testkit::surroundings;
-
-use crate::emulation;
 
 pub struct Shop {
     pub url: String,
@@ -26,7 +26,7 @@ impl Shop {
     pub async fn empty() -> Self {
         let Ok(server) = std::env::var("POSTROOM_TEST_MSSQL_URL") else {
             let database = Database::create().await;
-            let port = emulation::start(database.url().to_owned()).await;
+            let port = postroom_testkit::mssql::start(database.url().to_owned()).await;
             return Self::at(format!("sqlserver://sa:x@127.0.0.1:{port}/shop?encrypt=false"));
         };
         let name = format!("t_{}", surroundings::unique());

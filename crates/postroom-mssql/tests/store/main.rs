@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod contract;
-mod emulation;
 mod fixture;
 
 mod conformance_on_an_emulation_unless_a_server_is_given {

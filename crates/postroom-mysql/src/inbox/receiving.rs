@@ -112,7 +112,7 @@ async fn take(
         bury(tx, consumer, &id, None, "poison", &error).await?;
         queue::next(tx, consumer, key.as_deref()).await?;
     }
-    let chosen = queue::due(tx, consumer, max).await?;
+    let chosen = queue::due(tx, consumer, max, claims_max).await?;
     if chosen.is_empty() {
         return Ok(Vec::new());
     }

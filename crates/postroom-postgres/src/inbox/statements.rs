@@ -120,6 +120,10 @@ pub(crate) async fn take<D: Driver>(
     lease: Duration,
     claims_max: u32,
 ) -> Result<Vec<Waiting>, StoreError> {
+    // It must see what others have settled a moment ago, whatever level the server gives to a transaction.
+    let level =
+        Asked { what: "take waiting messages", sql: "set transaction isolation level read committed", values: &[] };
+    D::changed(tx, level).await?;
     let values = [
         Value::Text(consumer.as_str()),
         Value::Int4(max.clamp(1, 10_000) as i32),

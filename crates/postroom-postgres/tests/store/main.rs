@@ -24,6 +24,7 @@ mod roles;
 mod safe_names;
 mod setup;
 mod surroundings;
+mod taking;
 mod tls;
 mod transactions;
 mod trouble;

@@ -34,6 +34,7 @@ async fn migrating_again_changes_nothing() {
         "steps",
         "intake",
         "queues",
+        "taking",
     ];
     assert_eq!(first.applied, (1..).zip(names).collect::<Vec<_>>());
     let second = migrate(&connector(&database), 4).await.unwrap();
@@ -71,7 +72,7 @@ async fn rows_with_times_that_are_none_get_the_nearest_time() {
     }
     assert_eq!(
         migrate(&connector(&database), None).await.unwrap().applied,
-        [(21, "steps"), (22, "intake"), (23, "queues")]
+        [(21, "steps"), (22, "intake"), (23, "queues"), (24, "taking")]
     );
     let years = "select extract(year from occurred_at at time zone 'UTC')::int from postroom.outbox order by seq";
     let years: Vec<i32> = client.query(years, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();

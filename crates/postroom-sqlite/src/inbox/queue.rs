@@ -14,8 +14,14 @@ const PUT_OFF: Duration = Duration::from_secs(600);
 const PUT_OFF_AT_ONCE: usize = 10_000;
 
 /// Seqs of up to `max` messages that can be taken, the longest due first. What is found behind others of its key is put off; a trigger
-/// makes it due when its turn has come (migration 15), so that a long queue is read once and not by each take.
-pub(super) fn due(tx: &Connection, consumer: &Consumer, max: usize) -> Result<Vec<i64>, rusqlite::Error> {
+/// makes it due when its turn has come (migration 15), so that a long queue is read once and not by each take. What was claimed `claims_max` times is
+/// for the next take to bury.
+pub(super) fn due(
+    tx: &Connection,
+    consumer: &Consumer,
+    max: usize,
+    claims_max: u32,
+) -> Result<Vec<i64>, rusqlite::Error> {
     let sql = format!(
         "select m.seq, m.due_ms, m.ordering_key,
                 m.state = 'early' and exists (
@@ -30,6 +36,7 @@ pub(super) fn due(tx: &Connection, consumer: &Consumer, max: usize) -> Result<Ve
                      where e.consumer = m.consumer and e.ordering_key = m.ordering_key and e.state = 'claimed')
            from postroom_inbox_messages m
           where m.consumer = ?1 and m.put_off = 0 and m.due_ms <= {NOW} and (m.due_ms, m.seq) > (?2, ?3)
+            and (m.state <> 'claimed' or m.claims < ?5)
           order by m.due_ms, m.seq limit ?4"
     );
     let again = format!(
@@ -45,7 +52,7 @@ pub(super) fn due(tx: &Connection, consumer: &Consumer, max: usize) -> Result<Ve
     while chosen.len() < max && put_off_now < PUT_OFF_AT_ONCE {
         let found: Vec<Due> = tx
             .prepare_cached(&sql)?
-            .query_map(params![consumer.as_str(), after.0, after.1, at_once as i64], Due::of)?
+            .query_map(params![consumer.as_str(), after.0, after.1, at_once as i64, claims_max], Due::of)?
             .collect::<Result<_, _>>()?;
         for due in &found {
             after = (due.due_ms, due.seq);

@@ -114,7 +114,7 @@ pub(super) fn take(
         let error = format!("{claims} claims in a row ended without a word: whoever had it died or hung");
         bury(tx, consumer, &id, None, "poison", &error)?;
     }
-    let chosen = queue::due(tx, consumer, max)?;
+    let chosen = queue::due(tx, consumer, max, claims_max)?;
     let mut statement = tx.prepare_cached(
         "select m.*, (m.window_over or m.state = 'early') as was_early from postroom_inbox_messages m where m.seq = ?1",
     )?;

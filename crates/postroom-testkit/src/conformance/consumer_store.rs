@@ -48,6 +48,7 @@ macro_rules! consumer_store_conforms {
             a_claim_that_is_renewed_stays
             what_is_given_back_costs_no_claim
             a_message_that_ends_its_workers_becomes_a_dead_letter
+            what_ended_its_workers_too_often_is_never_handed_out_again
             a_dead_message_lets_its_key_go_on
             many_workers_drain_long_queues_in_order
             what_cannot_be_kept_is_kept_as_dead
@@ -249,6 +250,28 @@ pub async fn a_message_that_ends_its_workers_becomes_a_dead_letter<F: Inbox>(inb
     assert_eq!(ids(&next), [messages[1].id]);
     let dead = inbox.dead(&consumer()).await;
     assert_eq!((dead.len(), dead[0].0, dead[0].1.as_str()), (1, messages[0].id, Cause::Poison.as_str()));
+}
+
+/// I10. A take buries so many of them at most; the others wait for the next one.
+pub async fn what_ended_its_workers_too_often_is_never_handed_out_again<F: Inbox>(inbox: F) {
+    const MESSAGES: usize = 250;
+    let mut session = inbox.session();
+    let messages: Vec<Message> = (0..MESSAGES).map(|_| Message::new("orders", "order.placed", "x")).collect();
+    keep::<F>(&mut session, &messages, Keep::Ready).await;
+    for _ in 1..=CLAIMS_MAX {
+        let mut taken = 0;
+        while taken < MESSAGES {
+            taken += take::<F>(&mut session, 1000).await.len();
+        }
+        inbox.make_due().await;
+    }
+    for _ in 0..MESSAGES {
+        assert_eq!(ids(&take::<F>(&mut session, 1000).await), []);
+        if inbox.dead(&consumer()).await.len() == MESSAGES {
+            return;
+        }
+    }
+    panic!("{} of {MESSAGES} are dead", inbox.dead(&consumer()).await.len());
 }
 
 pub async fn a_dead_message_lets_its_key_go_on<F: Inbox>(inbox: F) {

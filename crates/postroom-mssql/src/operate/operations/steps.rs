@@ -171,7 +171,8 @@ async fn count(tx: &mut Conn, operation: &str, outcome: &str, messages: i64) -> 
     let sql = "update postroom_operation_tallies with (updlock, holdlock) set messages = messages + @messages
                 where operation = @id and outcome = @outcome";
     if tx.exec(sql, parameters.clone()).await? == 0 {
-        let sql = "insert into postroom_operation_tallies (operation, outcome, messages) values (@id, @outcome, @messages)";
+        let sql =
+            "insert into postroom_operation_tallies (operation, outcome, messages) values (@id, @outcome, @messages)";
         tx.exec(sql, parameters).await?;
     }
     Ok(())
@@ -328,12 +329,7 @@ async fn give(tx: &mut Conn, due: &Due, ready: &[&Candidate]) -> Result<Vec<(i64
     Ok(places.into_iter().filter(|(_, id)| done.contains(id)).collect())
 }
 
-async fn lock_lanes_of(
-    tx: &mut Conn,
-    route: &str,
-    table: &str,
-    places: &[(i64, String)],
-) -> Result<(), Error> {
+async fn lock_lanes_of(tx: &mut Conn, route: &str, table: &str, places: &[(i64, String)]) -> Result<(), Error> {
     let seqs: Vec<i64> = places.iter().map(|(seq, _)| *seq).collect();
     let of_route = if table == "outbox" { "" } else { "and x.route = @route" };
     let sql = format!(
@@ -351,7 +347,8 @@ async fn replay(tx: &mut Conn, due: &Due, ready: &[&Candidate]) -> Result<Vec<(i
     let list: Vec<(i64, &String, String)> =
         ready.iter().map(|candidate| (candidate.headline.seq, &candidate.headline.id, new_id(candidate))).collect();
     // Looked at again: it was ready before this transaction began, and nothing changes now.
-    const LIST: &str = "openjson(@list) with (seq bigint '$[0]', id uniqueidentifier '$[1]', new_id uniqueidentifier '$[2]') n
+    const LIST: &str =
+        "openjson(@list) with (seq bigint '$[0]', id uniqueidentifier '$[1]', new_id uniqueidentifier '$[2]') n
            join postroom_outbox o on o.seq = n.seq and o.id = n.id";
     let sql = format!(
         "select o.seq, n.new_id, coalesce(o.[key], o.aggregate_id) from {LIST}

@@ -247,7 +247,9 @@ impl VisitorMut for Words<'_> {
                     "float" => format!("({of})::float8"),
                     "nchar(36)" => format!("upper(({of})::text)"),
                     other if other.starts_with("nvarchar(") => format!("({of})::text"),
-                    "int" if of.to_string().to_lowercase().starts_with("substring(hashbytes(") => format!("two_bytes({of})"),
+                    "int" if of.to_string().to_lowercase().starts_with("substring(hashbytes(") => {
+                        format!("two_bytes({of})")
+                    }
                     "bigint" | "int" | "smallint" => format!("({of})::{kind}"),
                     "uniqueidentifier" => format!("({of})::text"),
                     "binary(32)" => of.to_string(),

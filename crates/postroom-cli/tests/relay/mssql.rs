@@ -1,0 +1,136 @@
+//! The program with a SQL Server store. None can be had here: it is the emulation, unless `POSTROOM_TEST_MSSQL_URL` names an empty database of a server.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use postroom_testkit::postgres::Database;
+use postroom_testkit::{mssql, surroundings};
+
+use crate::commands::json as told;
+
+/// The one of the tests, which has the feature.
+fn program() -> Command {
+    let mut command = Command::new(PathBuf::from(env!("CARGO_BIN_EXE_postroom")));
+    surroundings::without_tests(&mut command);
+    command
+}
+
+struct Store {
+    url: String,
+    /// Its tables are those of the emulation.
+    _database: Option<Database>,
+}
+
+impl Store {
+    async fn prepared() -> Self {
+        let store = match std::env::var("POSTROOM_TEST_MSSQL_URL") {
+            Ok(url) => Self { url, _database: None },
+            Err(_) => {
+                let database = Database::create().await;
+                let port = mssql::start(database.url().to_owned()).await;
+                let url = format!("sqlserver://sa:secret@127.0.0.1:{port}/shop?encrypt=false");
+                Self { url, _database: Some(database) }
+            }
+        };
+        store.run(&["migrate", "--lanes", "4"]).await;
+        store
+    }
+
+    async fn asked(&self, arguments: &[&str]) -> Output {
+        let mut command = program();
+        command.env("POSTROOM_STORE_URL", &self.url).args(arguments);
+        tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+    }
+
+    /// What a command that succeeds says.
+    async fn run(&self, arguments: &[&str]) -> Output {
+        let output = self.asked(arguments).await;
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {errors}");
+        assert!(!errors.contains("secret"), "a password is shown: {errors}");
+        output
+    }
+
+    async fn json(&self, arguments: &[&str]) -> serde_json::Value {
+        let mut arguments = arguments.to_vec();
+        arguments.push("--json");
+        told(&self.run(&arguments).await)
+    }
+
+    fn relay(&self, name: &str, more: &str) -> Relay {
+        let folder = surroundings::scratch(name);
+        let (file, out) = (folder.join("postroom.toml"), folder.join("out.ndjson"));
+        let text = format!(
+            "[store]\nurl = {:?}\n[relay]\nlease = \"2s\"\npoll_idle = \"50ms\"\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"file\"\npath = {out:?}\n{more}",
+            self.url
+        );
+        std::fs::write(&file, text).unwrap();
+        let mut command = program();
+        command.args(["run", "--config"]).arg(&file).stdout(Stdio::null()).stderr(Stdio::null());
+        Relay { out, process: command.spawn().unwrap() }
+    }
+}
+
+/// A relay that writes to a file; killed when dropped.
+struct Relay {
+    process: Child,
+    out: PathBuf,
+}
+
+impl Relay {
+    async fn lines(&self, count: usize) -> Vec<serde_json::Value> {
+        loop {
+            let text = std::fs::read_to_string(&self.out).unwrap_or_default();
+            if text.lines().count() >= count {
+                return text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_program_works_on_an_emulation_of_sql_server_unless_a_server_is_given() {
+    let store = Store::prepared().await;
+    let again = store.json(&["migrate"]).await;
+    assert_eq!(again["applied"].as_array().map(Vec::len), Some(0), "{again}");
+    let mut ids = Vec::new();
+    for number in 0..20 {
+        let payload = format!("{{\"n\":{number}}}");
+        let sent = store
+            .json(&["send", "--topic", "orders", "--type", "order.placed", "--key", "a", "--payload", &payload])
+            .await;
+        ids.push(sent["id"].as_str().unwrap().to_owned());
+    }
+    let relay = store.relay("mssql-relay", "");
+    let lines = relay.lines(20).await;
+    let sent: Vec<&str> = lines.iter().map(|line| line["id"].as_str().unwrap()).collect();
+    assert_eq!(sent, ids, "in their order, each once");
+    // The position is written a moment after the line.
+    let acked = async || store.json(&["why", &ids[19]]).await["routes"][0]["state"].as_str() == Some("acked");
+    while !acked().await {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let status = store.json(&["status"]).await;
+    assert_eq!((status["store"].as_str(), status["routes"][0]["backlog"].as_i64()), (Some("mssql"), Some(0)));
+    let listed = store.json(&["messages", "list", "--limit", "5"]).await;
+    assert_eq!(listed["messages"].as_array().map(Vec::len), Some(5), "{listed}");
+    let found = store.json(&["doctor"]).await.to_string();
+    assert!(found.contains("delayed-durability") && found.contains("row-versions"), "{found}");
+    store.run(&["keys", "park", "--route", "orders", "a", "--reason", "a test"]).await;
+    store.run(&["keys", "unpark", "--route", "orders", "a", "--reason", "a test"]).await;
+    // What was sent is sent again, with its id.
+    store.run(&["replay", "--route", "orders", "--id", &ids[3], "--reason", "a test"]).await;
+    let lines = relay.lines(21).await;
+    assert_eq!(lines[20]["id"].as_str(), Some(ids[3].as_str()));
+    drop(relay);
+    let script = store.run(&["migrate", "--print-sql"]).await;
+    assert!(String::from_utf8_lossy(&script.stdout).contains("create procedure postroom_enqueue"));
+}
