@@ -435,4 +435,25 @@ pub(super) const BUGS: &[Bug] = &[
         test: &["--test", "store", "many_workers_drain_long_queues_in_order"],
         needs_bin: false,
     },
+    Bug {
+        name: "keys_are_not_looked_at_again",
+        breaks: "leaves messages behind a row that somebody has deleted by hand",
+        package: "postroom-postgres",
+        test: &["--test", "store", "taking::what_waits_behind_nothing_is_found_again_whatever_happened"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "what_was_claimed_too_often_is_handed_out_again",
+        breaks: "hands out what killed its workers, if more of it expires at once than is buried",
+        package: "postroom-mysql",
+        test: &["--test", "store", "consumer_store::what_ended_its_workers_too_often_is_never_handed_out_again"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "sql_server_discards_what_a_crash_brings_back",
+        breaks: "discards a dead letter of SQL Server that its relay has not passed",
+        package: "postroom-mssql",
+        test: &["--test", "store", "operator::a_letter_that_the_position_has_not_passed_is_not_discarded"],
+        needs_bin: false,
+    },
 ];
