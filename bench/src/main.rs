@@ -4,6 +4,7 @@
 //! `cargo xtask bench` starts the servers and runs it.
 
 mod admission;
+mod articles;
 mod claim_cost;
 mod drain;
 mod immediate;
@@ -27,7 +28,8 @@ use postroom::BoxError;
 /// What to measure, and how much of it.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Only these: drain, null, poison, claim, latency, held, business, steady, idle, admission, retention, replay, mariadb, immediate
+    /// Only these: drain, null, poison, claim, latency, held, business, steady, idle, admission, retention, replay, mariadb, immediate,
+    /// writers, a-table
     only: Vec<String>,
     /// Rounds of each rival
     #[arg(long, default_value_t = 3)]
@@ -114,6 +116,12 @@ async fn run(args: &Args, report: &mut Report) -> Result<(), BoxError> {
     // These take long, or start a server of their own: only when they are asked for.
     if args.only.iter().any(|only| only == "mariadb") {
         mariadb::four_relays(report, args.messages, args.rounds).await?;
+    }
+    if args.only.iter().any(|only| only == "writers") {
+        articles::writers_cost_on_mariadb(report, args.rounds).await?;
+    }
+    if args.only.iter().any(|only| only == "a-table") {
+        articles::a_table(report, args.messages, args.rounds).await?;
     }
     if args.only.iter().any(|only| only == "immediate") {
         immediate::on_each_store(report).await?;

@@ -13,6 +13,17 @@ create table postroom_audit (
 ----
 create index postroom_audit_at on postroom_audit (at)
 ----
+-- What is old is found by its time; and much at once must not lock everybody out.
+create index postroom_dead_letters_died on postroom_dead_letters (died_at)
+----
+create index postroom_dead_consume_died on postroom_dead_consume (died_at)
+----
+alter table postroom_dead_letters set (lock_escalation = disable)
+----
+alter table postroom_dead_consume set (lock_escalation = disable)
+----
+alter table postroom_blocked_keys set (lock_escalation = disable)
+----
 -- How large the tables are, hour by hour, so that growth can be told.
 create table postroom_sizes (
     name      nvarchar(64) not null,
@@ -66,6 +77,8 @@ create table postroom_operation_watch (
 )
 ----
 create index postroom_operation_watch_message on postroom_operation_watch (message_id)
+----
+alter table postroom_operation_watch set (lock_escalation = disable)
 ----
 -- The outcomes of what was given: published or handled, dead by cause, or removed by an operator.
 create table postroom_operation_tallies (

@@ -20,3 +20,5 @@ create table postroom_intake_rows (
 )
 ----
 create index postroom_intake_rows_state on postroom_intake_rows (intake, state, place)
+----
+alter table postroom_intake_rows set (lock_escalation = disable)

@@ -153,7 +153,7 @@ fn statements(sql: &str, lanes: u16) -> Vec<String> {
             ("bytes", "datalength(convert(varchar(max), {} collate Latin1_General_100_BIN2_UTF8))"),
             (
                 "unicode",
-                "convert(nvarchar(max), convert(varchar(max), {} collate Latin1_General_100_BIN2_UTF8)) = {} collate Latin1_General_100_BIN2",
+                "convert(nvarchar(max), convert(varchar(max), {} collate Latin1_General_100_BIN2_UTF8)) collate Latin1_General_100_BIN2 = {} collate Latin1_General_100_BIN2",
             ),
             ("hash", "convert(binary(32), hashbytes('SHA2_256', {}))"),
             (

@@ -44,6 +44,11 @@ struct Known {
 
 /// Looks at up to `max` rows behind `after`.
 pub(super) async fn of(tx: &mut Conn, intake: &Intake, after: i64, max: usize) -> Result<Vec<Taken>, Failed> {
+    // Before everything else: what a position has passed was parked or buried before, and is seen by what is read afterwards.
+    let sql = "select route, lane, position from postroom_lanes";
+    let lanes: Vec<(String, i64, i64)> = tx.query(sql, named! {}).await?;
+    let lanes: HashMap<(String, i64), i64> =
+        lanes.into_iter().map(|(route, lane, position)| ((route, lane), position)).collect();
     let sql = format!(
         "select top (@max) b.place as at_place, b.row_key, b.id, b.state, {} as at_us, o.seq, o.lane, o.place, o.topic
            from postroom_intake_rows b left join postroom_outbox o on o.id = b.id
@@ -79,10 +84,6 @@ pub(super) async fn of(tx: &mut Conn, intake: &Intake, after: i64, max: usize) -
     let waiting: Vec<(String, String, bool, Option<String>)> = tx.query(sql, between).await?;
     let waiting: HashMap<(String, String), (bool, Option<String>)> =
         waiting.into_iter().map(|(route, id, parked, dead)| ((route, id), (parked, dead))).collect();
-    let sql = "select route, lane, position from postroom_lanes";
-    let lanes: Vec<(String, i64, i64)> = tx.query(sql, named! {}).await?;
-    let lanes: HashMap<(String, i64), i64> =
-        lanes.into_iter().map(|(route, lane, position)| ((route, lane), position)).collect();
     let routes = known_routes(tx).await?;
     let discarded = discarded(tx, &stored).await?;
     let taken = stored.into_iter().map(|stored| {

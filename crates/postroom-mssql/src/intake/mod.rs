@@ -46,7 +46,7 @@ async fn statements(conn: &mut Conn, intake: &Intake) -> Result<Statements, Fail
 
 /// Locks the intake's row. False: another process has it.
 async fn turn(tx: &mut Conn, intake: &Intake) -> Result<bool, Error> {
-    let sql = "select 1 from postroom_intakes with (updlock, rowlock, readpast) where name = @name";
+    let sql = "select 1 from postroom_intakes with (updlock, rowlock, readcommittedlock, readpast) where name = @name";
     Ok(tx.first::<i64>(sql, named! { "name" => &intake.name }).await?.is_some())
 }
 
@@ -343,7 +343,7 @@ pub(crate) async fn mark_rows(conn: &mut Conn, intake: &Intake, after: i64, max:
     finish_where_possible(tx, &statements, &intake.sent, &mut marking).await?;
     let sql = "delete r
                  from openjson(@rows) with (row_key nvarchar(512) '$') n
-                 join postroom_intake_rows r with (rowlock) on r.intake = @intake and r.row_key = n.row_key
+                 join postroom_intake_rows r with (rowlock) on r.intake = @intake and r.row_key = n.row_key collate Latin1_General_100_BIN2
                option (loop join, force order)";
     if !marking.sent.is_empty() {
         tx.exec(sql, named! { "rows" => json(&marking.sent), "intake" => &intake.name }).await?;

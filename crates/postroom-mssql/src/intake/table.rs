@@ -22,6 +22,8 @@ pub(super) struct Table {
     pub shape: Shape,
     /// How many characters texts may have, by column.
     lengths: BTreeMap<String, i64>,
+    /// Of texts, by column.
+    collations: BTreeMap<String, String>,
     /// Postroom's own tables are there.
     pub tracked: bool,
 }
@@ -29,6 +31,10 @@ pub(super) struct Table {
 /// Types whose values are written as numbers.
 const NUMBERS: [&str; 11] =
     ["tinyint", "smallint", "int", "bigint", "decimal", "numeric", "float", "real", "money", "smallmoney", "bit"];
+/// Of postroom's own texts.
+const TEXT: &str = "Latin1_General_100_BIN2";
+/// Characters of what identifies a row.
+const ROW_KEY_MAX: i64 = 512;
 /// Types of which two values that look alike can be different ones, or that cannot be compared.
 const NO_KEYS: [&str; 7] = ["float", "real", "text", "ntext", "image", "xml", "sql_variant"];
 
@@ -60,7 +66,7 @@ impl Table {
         let name = name_of(&intake.table);
         let of = || named! { "name" => &name };
         let sql = "select c.name, coalesce(t.name, N'another') as kind, convert(int, c.max_length) as max_length, convert(int, c.precision) as precision,
-                          convert(int, c.scale) as scale, c.is_nullable,
+                          convert(int, c.scale) as scale, c.is_nullable, c.collation_name,
                           case when c.is_computed = 1 or c.is_identity = 1 or c.generated_always_type <> 0 or t.name = 'timestamp'
                                then 1 else 0 end as is_generated,
                           s.name as in_schema, case when o.type = 'U' then 1 else 0 end as is_table,
@@ -75,7 +81,7 @@ impl Table {
         let shown: (String, bool, bool) =
             (get(first, "in_schema")?, get(first, "is_table")?, get::<i64>(first, "tracked")? > 0);
         let (schema, is_table, tracked) = shown;
-        let sql = "select i.name, case when i.is_unique = 1 and i.has_filter = 0 then 1 else 0 end, i.is_primary_key, convert(int, x.key_ordinal), c.name
+        let sql = "select i.name, case when i.is_unique = 1 and i.has_filter = 0 and i.is_disabled = 0 then 1 else 0 end, i.is_primary_key, convert(int, x.key_ordinal), c.name
                      from sys.indexes i
                      join sys.index_columns x on x.object_id = i.object_id and x.index_id = i.index_id and x.key_ordinal > 0
                      join sys.columns c on c.object_id = x.object_id and c.column_id = x.column_id
@@ -88,7 +94,7 @@ impl Table {
                 *place == 1 && column == name && which(*unique && !several.contains(index.as_str()), *primary)
             })
         };
-        let (mut columns, mut lengths) = (Vec::new(), BTreeMap::new());
+        let (mut columns, mut lengths, mut collations) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         for row in &rows {
             let (name, kind): (String, String) = (get(row, "name")?, get(row, "kind")?);
             let holds = match kind.as_str() {
@@ -98,10 +104,13 @@ impl Table {
                 "datetime" | "datetime2" | "smalldatetime" | "date" => Holds::LocalTime,
                 _ => Holds::Text,
             };
+            let is_word = |name: &String| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+            collations
+                .extend(get::<Option<String>>(row, "collation_name")?.filter(is_word).map(|of| (name.clone(), of)));
             let length: i64 = get(row, "max_length")?;
             match kind.as_str() {
                 "nvarchar" | "nchar" if length > 0 => lengths.insert(name.clone(), length / 2),
-                "varchar" | "char" if length > 0 => lengths.insert(name.clone(), length),
+                "varchar" | "char" | "varbinary" | "binary" if length > 0 => lengths.insert(name.clone(), length),
                 _ => None,
             };
             columns.push(IntakeColumn {
@@ -117,7 +126,7 @@ impl Table {
             });
         }
         let name = format!("{}.{}", quoted(&schema), quoted(&intake.table.name));
-        Ok(Some(Self { name, is_table, shape: Shape { columns }, lengths, tracked }))
+        Ok(Some(Self { name, is_table, shape: Shape { columns }, lengths, collations, tracked }))
     }
 
     fn type_of(&self, name: &str) -> &str {
@@ -158,6 +167,13 @@ impl Statements {
         if NO_KEYS.iter().any(|kind| row.type_name.starts_with(kind)) {
             return Err(vec![format!(
                 "row: column {:?} has the type {}, which does not identify a row",
+                row.name, row.type_name
+            )]);
+        }
+        let longest = if row.holds == Holds::Bytes { ROW_KEY_MAX / 2 } else { ROW_KEY_MAX };
+        if table.lengths.get(&row.name).is_some_and(|length| *length > longest) {
+            return Err(vec![format!(
+                "row: column {:?} has the type {}; what identifies a row may have {longest} characters",
                 row.name, row.type_name
             )]);
         }
@@ -216,19 +232,22 @@ impl Statements {
     fn row_key(&self) -> String {
         let name = format!("f.{}", quoted(&self.row.name));
         match self.row.holds {
-            Holds::Bytes => format!("convert(nvarchar(512), {name}, 2)"),
-            Holds::Time | Holds::LocalTime => format!("convert(nvarchar(512), {name}, 126)"),
-            _ => format!("convert(nvarchar(512), {name})"),
+            Holds::Bytes => format!("convert(nvarchar(512), {name}, 2) collate {TEXT}"),
+            Holds::Time | Holds::LocalTime => format!("convert(nvarchar(512), {name}, 126) collate {TEXT}"),
+            _ if self.row.type_name.ends_with("money") => format!("convert(nvarchar(512), {name}, 2) collate {TEXT}"),
+            _ => format!("convert(nvarchar(512), {name}) collate {TEXT}"),
         }
     }
 
     /// These rows, each found by its key.
     fn of_rows(&self, hints: &str) -> String {
         format!(
-            "from openjson(@rows) with (row_key nvarchar(512) '$') n join {} f with ({hints}) on f.{} = {}",
+            "from openjson(@rows) with (row_key nvarchar(512) '$') n join {} f with ({hints}) on f.{} = {}{}",
             self.table.name,
             quoted(&self.row.name),
-            self.table.as_its_type(&self.row.name, "n.row_key")
+            self.table.as_its_type(&self.row.name, "n.row_key"),
+            // Two texts of different collations are not compared.
+            self.table.collations.get(&self.row.name).map(|name| format!(" collate {name}")).unwrap_or_default()
         )
     }
 
@@ -242,6 +261,7 @@ impl Statements {
             Holds::LocalTime => format!("datediff_big(microsecond, '1970-01-01', {column})"),
             _ if kind == "uniqueidentifier" => format!("lower(convert(nvarchar(36), {column}))"),
             // Every digit.
+            _ if kind.ends_with("money") => format!("convert(nvarchar(64), {column}, 2)"),
             _ if kind == "float" || kind == "real" => format!("convert(nvarchar(64), {column}, 3)"),
             Holds::Json | Holds::Text => format!("convert(nvarchar(max), {column})"),
         }
@@ -282,7 +302,7 @@ impl Statements {
             "select {} as row_key{} {} where {} option (loop join, force order)",
             self.row_key(),
             self.list(&self.columns),
-            self.of_rows("updlock, rowlock, readpast"),
+            self.of_rows("updlock, rowlock, readcommittedlock, readpast"),
             self.pending
         );
         let keys: Vec<&str> = rows.iter().map(|row| row.row.as_str()).collect();
@@ -341,7 +361,8 @@ impl Statements {
                         let parameter = format!("set_{}", parameters.len());
                         let cut = self.table.lengths.get(name);
                         let value = match cut {
-                            Some(most) => format!("left(@{parameter}, {most})"),
+                            // By its type too: it may count bytes.
+                            Some(most) => self.table.as_its_type(name, &format!("left(@{parameter}, {most})")),
                             None => format!("@{parameter}"),
                         };
                         parameters.push((parameter.into(), error.into()));

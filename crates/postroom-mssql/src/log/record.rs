@@ -66,8 +66,8 @@ pub(crate) async fn entries(
     ordered: bool,
 ) -> Result<HashSet<u16>, Error> {
     conn.begin().await?;
-    // Shared, until the end of the transaction.
-    let held = held(conn, holder, "repeatableread").await?;
+    // Until the end of the transaction. Operators take the same lock: a shared one would not keep them waiting.
+    let held = held(conn, holder, "updlock").await?;
     let route = holder.route;
     let now = History::now(conn).await?;
     let entries: Vec<&Entry> = entries.iter().filter(|entry| held.contains(&entry.lane)).collect();

@@ -99,7 +99,7 @@ async fn others(tx: &mut Conn) -> Result<bool, Error> {
 pub(crate) async fn take(conn: &mut Conn) -> Result<Turn, Failed> {
     let tx = begin_tx(conn).await?;
     let sql = format!(
-        "select top (1) g.id, g.is_stored from postroom_archive_segments g with (updlock, rowlock, readpast)
+        "select top (1) g.id, g.is_stored from postroom_archive_segments g with (updlock, rowlock, readcommittedlock, readpast)
           where g.taken_until < {NOW} order by g.begun_at"
     );
     let found: Option<(String, bool)> = tx.first(&sql, named! {}).await?;

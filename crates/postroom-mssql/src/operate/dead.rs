@@ -132,7 +132,8 @@ async fn locked(
         "select d.seq, d.id, coalesce(d.[key], d.aggregate_id)
            from {PLACES}
            join postroom_dead_letters d with (updlock, rowlock) on d.route = @route and d.seq = n.seq and d.id = n.id
-          where {condition} order by d.seq, d.id"
+          where {condition} order by d.seq, d.id
+         option (loop join, force order)"
     );
     tx.query(&sql, named! { "places" => json(places), "route" => route }).await
 }
@@ -182,7 +183,8 @@ pub(super) async fn retry(tx: &mut Conn, route: &str, places: &[(i64, String)]) 
          select d.route, d.seq, d.lane, coalesce(d.[key], d.aggregate_id),
                 case when coalesce(d.[key], d.aggregate_id) is null then 'retry' else 'queued' end, 0,
                 case when coalesce(d.[key], d.aggregate_id) is null then {NOW} end, {NOW}, d.error, d.history, {copied}
-           from {PLACES} join postroom_dead_letters d on d.route = @route and d.seq = n.seq and d.id = n.id"
+           from {PLACES} join postroom_dead_letters d on d.route = @route and d.seq = n.seq and d.id = n.id
+         option (loop join, force order)"
     );
     tx.exec(&sql, named! { "places" => json(&places), "route" => route }).await?;
     let (ids, keys) = removed(tx, route, letters).await?;

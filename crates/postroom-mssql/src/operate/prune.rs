@@ -31,7 +31,7 @@ pub(crate) async fn prune_step(
     let tx = begin(conn).await?;
     // Whoever takes one of them in just now has it locked; it is passed by.
     let sql = format!(
-        "select top (@most) i.consumer, i.message_id from postroom_inbox i with (updlock, rowlock, readpast)
+        "select top (@most) i.consumer, i.message_id from postroom_inbox i with (updlock, rowlock, readcommittedlock, readpast)
           where i.processed_at < {}
             and not exists (select 1 from postroom_inbox_messages m where m.consumer = i.consumer and m.id = i.message_id)
           order by i.processed_at",
@@ -40,7 +40,7 @@ pub(crate) async fn prune_step(
     let old: Vec<(String, String)> = tx.query(&sql, named! { "most" => STEP, "age" => age(older_than) }).await?;
     let sql = "delete i
                  from openjson(@old) with (consumer nvarchar(255) '$[0]', id uniqueidentifier '$[1]') n
-                 join postroom_inbox i with (rowlock) on i.consumer = n.consumer and i.message_id = n.id
+                 join postroom_inbox i with (rowlock) on i.consumer = n.consumer collate Latin1_General_100_BIN2 and i.message_id = n.id
                option (loop join, force order)";
     if !old.is_empty() {
         tx.exec(sql, named! { "old" => json(&old) }).await?;

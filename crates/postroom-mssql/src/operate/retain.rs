@@ -72,7 +72,7 @@ async fn outbox(conn: &mut Conn, retention: &Retention, sweep: &mut Sweep) -> Re
     }
     // A process that begins to archive says so first.
     let tx = begin(conn).await?;
-    let sql = "select archives from postroom_settings with (repeatableread)";
+    let sql = "select archives from postroom_settings with (updlock)";
     let archives: Option<bool> = tx.first(sql, named! {}).await?;
     if archives == Some(true) {
         return Ok((0, true));
@@ -191,7 +191,7 @@ async fn dead(conn: &mut Conn, older: Duration, deed: &Deed) -> Result<(u64, boo
     let conditions = format!("{{\"older_than_seconds\":{}}}", older.as_secs());
     let tx = begin(conn).await?;
     let sql = format!(
-        "select top (@most) d.route, d.seq, d.id from postroom_dead_letters d with (updlock, rowlock)
+        "select top (@most) d.route, d.seq, d.id from postroom_dead_letters d with (updlock, rowlock, readcommittedlock, readpast)
           where d.died_at < {}
             and not exists (select 1 from postroom_blocked_keys b where b.route = d.route and b.seq = d.seq)
             and not {COMES_BACK}
@@ -202,20 +202,20 @@ async fn dead(conn: &mut Conn, older: Duration, deed: &Deed) -> Result<(u64, boo
     let old: Vec<(String, i64, String)> = tx.query(&sql, parameters(STEP)).await?;
     let sql = "delete d
                  from openjson(@old) with (route nvarchar(200) '$[0]', seq bigint '$[1]', id uniqueidentifier '$[2]') n
-                 join postroom_dead_letters d with (rowlock) on d.route = n.route and d.seq = n.seq and d.id = n.id
+                 join postroom_dead_letters d with (rowlock) on d.route = n.route collate Latin1_General_100_BIN2 and d.seq = n.seq and d.id = n.id
                option (loop join, force order)";
     if !old.is_empty() {
         tx.exec(sql, named! { "old" => json(&old) }).await?;
     }
     let sql = format!(
-        "select top (@most) d.consumer, d.id from postroom_dead_consume d with (updlock, rowlock)
+        "select top (@most) d.consumer, d.id from postroom_dead_consume d with (updlock, rowlock, readcommittedlock, readpast)
           where d.died_at < {} order by d.consumer, d.id",
         ago("@age")
     );
     let old_in: Vec<(String, String)> = tx.query(&sql, parameters(STEP - old.len() as i64)).await?;
     let sql = "delete d
                  from openjson(@old) with (consumer nvarchar(255) '$[0]', id uniqueidentifier '$[1]') n
-                 join postroom_dead_consume d with (rowlock) on d.consumer = n.consumer and d.id = n.id
+                 join postroom_dead_consume d with (rowlock) on d.consumer = n.consumer collate Latin1_General_100_BIN2 and d.id = n.id
                option (loop join, force order)";
     if !old_in.is_empty() {
         tx.exec(sql, named! { "old" => json(&old_in) }).await?;

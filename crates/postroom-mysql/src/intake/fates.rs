@@ -50,6 +50,11 @@ pub(super) async fn of(
     after: i64,
     max: usize,
 ) -> Result<Vec<Taken>, Failed> {
+    // Before everything else: what a position has passed was parked or buried before, and is seen by what is read afterwards.
+    let sql = "select route, lane, position from postroom_lanes";
+    let lanes: Vec<(String, i64, i64)> = tx.query(sql).await?;
+    let lanes: HashMap<(String, i64), i64> =
+        lanes.into_iter().map(|(route, lane, position)| ((route, lane), position)).collect();
     let sql =
         "select b.place as at_place, b.row_key, b.id, b.state, timestampdiff(microsecond, '1970-01-01', b.at) as at_us,
                       o.seq, o.lane, o.place, o.topic
@@ -84,10 +89,6 @@ pub(super) async fn of(
     let waiting: Vec<(String, String, bool, Option<String>)> = tx.exec(sql, between).await?;
     let waiting: HashMap<(String, String), (bool, Option<String>)> =
         waiting.into_iter().map(|(route, id, parked, dead)| ((route, id), (parked, dead))).collect();
-    let sql = "select route, lane, position from postroom_lanes";
-    let lanes: Vec<(String, i64, i64)> = tx.query(sql).await?;
-    let lanes: HashMap<(String, i64), i64> =
-        lanes.into_iter().map(|(route, lane, position)| ((route, lane), position)).collect();
     let routes = known_routes(tx).await?;
     let discarded = discarded(tx, &stored).await?;
     let taken = stored.into_iter().map(|stored| {

@@ -43,10 +43,11 @@ create view sys.types as select oid::bigint as user_type_id,
 create view sys.columns as select a.attrelid::bigint as object_id, a.attnum::int as column_id, a.attname::text as name, a.atttypid::bigint as system_type_id,
     case when a.atttypid in ('text'::regtype, 'bytea'::regtype) then -1 when a.atttypid = 'varchar'::regtype then (a.atttypmod - 4) * 2 else a.attlen::int end as max_length,
     0 as precision, 6 as scale, case when a.attnotnull then 0 else 1 end as is_nullable, case when a.attgenerated <> '' then 1 else 0 end as is_computed,
-    case when a.attidentity <> '' then 1 else 0 end as is_identity, 0 as generated_always_type
+    case when a.attidentity <> '' then 1 else 0 end as is_identity, 0 as generated_always_type,
+    case when a.attcollation <> 0 then 'Latin1_General_100_BIN2' end as collation_name
     from pg_attribute a where a.attnum > 0 and not a.attisdropped;
 create view sys.indexes as select i.indrelid::bigint as object_id, i.indexrelid::bigint as index_id, c.relname::text as name,
-    i.indisunique::int as is_unique, i.indisprimary::int as is_primary_key, (i.indpred is not null)::int as has_filter, null::text as filter_definition
+    i.indisunique::int as is_unique, i.indisprimary::int as is_primary_key, (i.indpred is not null)::int as has_filter, 0 as is_disabled, null::text as filter_definition
     from pg_index i join pg_class c on c.oid = i.indexrelid;
 create view sys.index_columns as select i.indrelid::bigint as object_id, i.indexrelid::bigint as index_id, k.attnum::int as column_id, k.place::int as key_ordinal,
     0 as is_included_column, k.place::int as index_column_id from pg_index i cross join lateral unnest(i.indkey) with ordinality k(attnum, place);

@@ -66,7 +66,7 @@ pub(crate) async fn headlines(
 pub(crate) async fn dead_notes(conn: &mut Conn, groups: &[String]) -> Result<Vec<(String, DeadNote)>, Failed> {
     let sql = format!(
         "select top (1000) d.dead_group, {}, d.actor, d.note
-           from openjson(@groups) with (dead_group nvarchar(200) '$') n join postroom_dead_notes d on d.dead_group = n.dead_group
+           from openjson(@groups) with (dead_group nvarchar(200) '$') n join postroom_dead_notes d on d.dead_group = n.dead_group collate Latin1_General_100_BIN2
           order by d.number desc",
         seconds_since("d.at")
     );

@@ -76,7 +76,7 @@ async fn due(conn: &mut Conn) -> Result<Vec<Due>, Failed> {
     let sql = format!(
         "select top (200) o.id, o.kind, o.side, o.route, o.filter, o.upto_seq, o.cursor_seq, o.new_ids, o.actor, o.reason, o.state, o.canary,
                 o.canary_done, o.goes_on, o.rate, o.released, o.read_all, datediff_big(microsecond, o.stepped_at, {NOW}) as since_us
-           from postroom_operations o with (updlock, rowlock, readpast)
+           from postroom_operations o with (updlock, rowlock, readcommittedlock, readpast)
           where o.ended_at is null
             and (o.state in ('running', 'cancelled') or exists (select 1 from postroom_operation_watch w where w.operation = o.id))
           order by case when o.state = 'running' then 0 else 1 end, o.created_at"
@@ -333,7 +333,7 @@ async fn lock_lanes_of(tx: &mut Conn, route: &str, table: &str, places: &[(i64, 
     let seqs: Vec<i64> = places.iter().map(|(seq, _)| *seq).collect();
     let of_route = if table == "outbox" { "" } else { "and x.route = @route" };
     let sql = format!(
-        "select distinct x.lane from openjson(@seqs) with (seq bigint '$') n join postroom_{table} x on x.seq = n.seq {of_route}"
+        "select distinct x.lane from openjson(@seqs) with (seq bigint '$') n join postroom_{table} x on x.seq = n.seq {of_route} option (loop join, force order)"
     );
     let lanes: Vec<i64> = tx.query(&sql, named! { "seqs" => json(&seqs), "route" => route }).await?;
     dead::lock_lanes(tx, route, &lanes.into_iter().collect()).await
@@ -375,7 +375,8 @@ async fn replay(tx: &mut Conn, due: &Due, ready: &[&Candidate]) -> Result<Vec<(i
          select @route, o.seq, o.lane, coalesce(o.[key], o.aggregate_id),
                 case when coalesce(o.[key], o.aggregate_id) is null then 'retry' else 'queued' end, 0,
                 case when coalesce(o.[key], o.aggregate_id) is null then {NOW} end, {NOW}, N'[]', n.new_id, {copied}
-           from {LIST}"
+           from {LIST}
+         option (loop join, force order)"
     );
     tx.exec(&sql, named! { "list" => json(&list), "route" => &due.route }).await?;
     let keys: BTreeSet<&String> = given.iter().filter_map(|(_, _, key)| key.as_ref()).collect();
