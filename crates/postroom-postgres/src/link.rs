@@ -18,8 +18,9 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Names are looked for in pg_catalog alone: whoever may create functions elsewhere must not run code as a relay.
 /// The relay's statements are all index scans; a plan made while a table was small and cached must not become a
-/// sequential scan when it has grown.
-const SETTINGS: &str = "-c search_path=pg_catalog,pg_temp -c enable_seqscan=off -c jit=off -c statement_timeout=50s \
+/// sequential scan when it has grown. Each statement sees what was committed before it, whatever level the server gives to a transaction: whoever waited
+/// for a lock must see what the other one did.
+const SETTINGS: &str = "-c default_transaction_isolation=read\\ committed -c search_path=pg_catalog,pg_temp -c enable_seqscan=off -c jit=off -c statement_timeout=50s \
                         -c idle_in_transaction_session_timeout=5s -c lock_timeout=20s";
 
 /// Which server and database answer, by what no two incarnations share: after a failover, a restore or a crash it may have

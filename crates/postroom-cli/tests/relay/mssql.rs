@@ -1,7 +1,8 @@
-//! The program with a SQL Server store. None can be had here: it is the emulation, unless `POSTROOM_TEST_MSSQL_URL` names an empty database of a server.
+//! The program with a SQL Server store. None can be had here: it is an emulation.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use postroom_testkit::postgres::Database;
 use postroom_testkit::{mssql, surroundings};
@@ -15,23 +16,21 @@ fn program() -> Command {
     command
 }
 
+/// Nothing here takes as long as this unless it is stuck.
+const STUCK: Duration = Duration::from_secs(60);
+
 struct Store {
     url: String,
     /// Its tables are those of the emulation.
-    _database: Option<Database>,
+    database: Database,
 }
 
 impl Store {
     async fn prepared() -> Self {
-        let store = match std::env::var("POSTROOM_TEST_MSSQL_URL") {
-            Ok(url) => Self { url, _database: None },
-            Err(_) => {
-                let database = Database::create().await;
-                let port = mssql::start(database.url().to_owned()).await;
-                let url = format!("sqlserver://sa:secret@127.0.0.1:{port}/shop?encrypt=false");
-                Self { url, _database: Some(database) }
-            }
-        };
+        let database = Database::create().await;
+        let port = mssql::start(database.url().to_owned()).await;
+        let url = format!("sqlserver://sa:secret@127.0.0.1:{port}/shop?encrypt=false");
+        let store = Self { url, database };
         store.run(&["migrate", "--lanes", "4"]).await;
         store
     }
@@ -57,17 +56,25 @@ impl Store {
         told(&self.run(&arguments).await)
     }
 
-    fn relay(&self, name: &str, more: &str) -> Relay {
+    fn relay(&self, name: &str) -> Relay {
         let folder = surroundings::scratch(name);
         let (file, out) = (folder.join("postroom.toml"), folder.join("out.ndjson"));
         let text = format!(
-            "[store]\nurl = {:?}\n[relay]\nlease = \"2s\"\npoll_idle = \"50ms\"\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"file\"\npath = {out:?}\n{more}",
+            "[store]\nurl = {:?}\n[relay]\nlease = \"2s\"\npoll_idle = \"50ms\"\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"file\"\npath = {out:?}\n",
             self.url
         );
         std::fs::write(&file, text).unwrap();
         let mut command = program();
         command.args(["run", "--config"]).arg(&file).stdout(Stdio::null()).stderr(Stdio::null());
         Relay { out, process: command.spawn().unwrap() }
+    }
+}
+
+async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    let began = Instant::now();
+    while !holds().await {
+        assert!(began.elapsed() < STUCK, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
@@ -79,13 +86,9 @@ struct Relay {
 
 impl Relay {
     async fn lines(&self, count: usize) -> Vec<serde_json::Value> {
-        loop {
-            let text = std::fs::read_to_string(&self.out).unwrap_or_default();
-            if text.lines().count() >= count {
-                return text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        let text = || std::fs::read_to_string(&self.out).unwrap_or_default();
+        until("the relay has written its lines", async || text().lines().count() >= count).await;
+        text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
 
@@ -97,7 +100,7 @@ impl Drop for Relay {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_program_works_on_an_emulation_of_sql_server_unless_a_server_is_given() {
+async fn the_program_works_on_an_emulation_of_sql_server() {
     let store = Store::prepared().await;
     let again = store.json(&["migrate"]).await;
     assert_eq!(again["applied"].as_array().map(Vec::len), Some(0), "{again}");
@@ -109,15 +112,13 @@ async fn the_program_works_on_an_emulation_of_sql_server_unless_a_server_is_give
             .await;
         ids.push(sent["id"].as_str().unwrap().to_owned());
     }
-    let relay = store.relay("mssql-relay", "");
+    let relay = store.relay("mssql-relay");
     let lines = relay.lines(20).await;
     let sent: Vec<&str> = lines.iter().map(|line| line["id"].as_str().unwrap()).collect();
     assert_eq!(sent, ids, "in their order, each once");
     // The position is written a moment after the line.
     let acked = async || store.json(&["why", &ids[19]]).await["routes"][0]["state"].as_str() == Some("acked");
-    while !acked().await {
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+    until("the last one is acked", acked).await;
     let status = store.json(&["status"]).await;
     assert_eq!((status["store"].as_str(), status["routes"][0]["backlog"].as_i64()), (Some("mssql"), Some(0)));
     let listed = store.json(&["messages", "list", "--limit", "5"]).await;
@@ -131,6 +132,9 @@ async fn the_program_works_on_an_emulation_of_sql_server_unless_a_server_is_give
     let lines = relay.lines(21).await;
     assert_eq!(lines[20]["id"].as_str(), Some(ids[3].as_str()));
     drop(relay);
+    // The emulation's own database has them.
+    let rows = store.database.connect().await.query_one("select count(*) from postroom_outbox", &[]).await.unwrap();
+    assert_eq!(rows.get::<_, i64>(0), 20);
     let script = store.run(&["migrate", "--print-sql"]).await;
     assert!(String::from_utf8_lossy(&script.stdout).contains("create procedure postroom_enqueue"));
 }

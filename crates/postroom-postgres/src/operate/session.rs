@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use postroom::StoreError;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, Transaction};
+use tokio_postgres::{Client, IsolationLevel, Transaction};
 
 use crate::connect::Connector;
 use crate::link::store_error;
 
+/// Whoever waited for a relay's lock must see what the relay recorded, whatever level the server gives to a transaction.
+const LEVEL: IsolationLevel = IsolationLevel::ReadCommitted;
 /// Local to each transaction, so that they hold behind a pooler too. Names are looked for in pg_catalog alone: whoever may create
 /// functions elsewhere must not run code as an operator. Waits end before whoever asked gives up.
 const SETTINGS: &str = "select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
@@ -39,7 +41,14 @@ impl OperatorSession {
 
     async fn begin(&mut self, read_only: bool) -> Result<Transaction<'_>, StoreError> {
         let failed = |error| store_error("begin a transaction", error);
-        let tx = self.client.build_transaction().read_only(read_only).start().await.map_err(failed)?;
+        let tx = self
+            .client
+            .build_transaction()
+            .isolation_level(LEVEL)
+            .read_only(read_only)
+            .start()
+            .await
+            .map_err(failed)?;
         tx.batch_execute(SETTINGS).await.map_err(failed)?;
         Ok(tx)
     }

@@ -1,5 +1,7 @@
 //! What is promised to a worker in any language that takes messages from an inbox by SQL.
 
+use postroom::{Deed, KeyDeed, Operator, Report, Route, Source};
+use postroom_postgres::LogSource;
 use postroom_testkit::postgres::Database;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
@@ -118,6 +120,26 @@ async fn renewing_waits_for_no_effect_that_is_being_committed() {
     let renewed: i64 = client.query_one("select postroom.inbox_renew('billing', 'me')", &[]).await.unwrap().get(0);
     assert_eq!(renewed, 1);
     effect.batch_execute("commit").await.unwrap();
+}
+
+/// Operators and relays wait for each other's locks, and then must see what the other one did.
+#[tokio::test]
+async fn operators_and_relays_see_what_was_committed_before_each_statement() {
+    let (database, client) = prepared().await;
+    let setting = "do $$ begin
+        execute format('alter database %I set default_transaction_isolation = %L', current_database(), 'repeatable read'); end $$";
+    client.batch_execute(setting).await.unwrap();
+    let guard = "create function public.guard() returns trigger language plpgsql as $$ begin
+                     if current_setting('transaction_isolation') <> 'read committed' then raise exception 'an old state'; end if;
+                     return new; end $$;
+                 create trigger guard before insert or update on postroom.lanes for each row execute function public.guard();
+                 create trigger guard before insert on postroom.audit for each row execute function public.guard()";
+    client.batch_execute(guard).await.unwrap();
+    let store = crate::setup::store(&database);
+    let source = LogSource::open(&store, &Route::new("orders"), "relay").await.unwrap();
+    source.renew(&Report::default()).await.unwrap();
+    let deed = Deed { actor: "ann".to_owned(), reason: "ticket 7".to_owned() };
+    assert!(store.act_on_key("orders", "a", KeyDeed::Park, &deed).await.unwrap());
 }
 
 /// Its payload is gone with its effect.
