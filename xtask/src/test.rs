@@ -109,7 +109,10 @@ pub(crate) fn build_programs(workspace: &Workspace, held: &Held) -> Result<(), F
         // As they ship, but for the crash points. In the dev profile, the tests that use them take more than twice as long, which is more
         // than this build.
         cargo.args(["build", "--release", "-p", "postroom-cli", "-p", "orders", "-p", "checkout", "-p", "articles"]);
-        cargo.args(["--features", "postroom-cli/crash-points,postroom-cli/otlp,postroom-cli/parquet,postroom-cli/s3"]);
+        cargo.args([
+            "--features",
+            "postroom-cli/crash-points,postroom-cli/mssql,postroom-cli/otlp,postroom-cli/parquet,postroom-cli/s3",
+        ]);
         if held.run(&mut cargo)?.success() { Ok(()) } else { Err(Failure::work("the build failed, see above")) }
     })
 }

@@ -59,7 +59,13 @@ async fn one(intakes: &dyn Intakes, taken: &Taken, is_configured: bool) -> Resul
             ("rows-stuck", "no row is claimed for longer than an hour"),
             Severity::Danger,
             &format!("{} claimed and not sent: {}", rows(&status), age(&status)),
-            &format!("postroom intake free {} --older-than 1h --reason …", intake.name),
+            &match is_configured {
+                true => format!("postroom intake free {} --older-than 1h --reason …", intake.name),
+                false => format!(
+                    "postroom intake free {} --older-than 1h --reason …, with the [[intake]] in the configuration that `postroom presets detect` prints for {table}",
+                    intake.name
+                ),
+            },
         ));
     }
     for defect in taken.preset.and_then(|preset| preset.about().ok()).map_or_else(Vec::new, |about| about.defects) {
@@ -101,7 +107,11 @@ fn shown(code: &str, status: &IntakeStatus, mend: &str) -> Option<Diagnosis> {
             any,
             ("rows-marked-unsent", "no row is marked as sent that has an error"),
             Severity::Danger,
-            &format!("{} marked as sent and has an error, so its message was not sent: {}", rows(status), age(status)),
+            &format!(
+                "{} marked as sent although an error is noted, so nothing was sent: {}",
+                rows(status),
+                age(status)
+            ),
             mend,
         ),
         "rows-given-up" => Diagnosis::unless(
@@ -134,12 +144,12 @@ fn payload_in_index(intake: &Intake, indexes: &[TableIndex]) -> Diagnosis {
             "index {} has a copy of {payload}: a message that is too large for a page of the index fails, and the business transaction with it",
             with.map_or("", |index| index.name.as_str())
         ),
-        &format!("drop index {}, after you have made one without that column", with.map_or("", |index| &index.name)),
+        &format!("{}, after you have made one without that column", with.map_or("", |index| &index.removal)),
     )
 }
 
 /// A look for what is to be sent reads the whole table.
-fn no_index(intake: &Intake, indexes: &[TableIndex], status: &IntakeStatus) -> Diagnosis {
+pub fn no_index(intake: &Intake, indexes: &[TableIndex], status: &IntakeStatus) -> Diagnosis {
     let states: Vec<&str> = intake.pending.iter().map(|(column, _)| column.as_str()).collect();
     let row = intake.row.as_deref();
     let first = intake.order.first().map(String::as_str).or(row);

@@ -1,11 +1,12 @@
 //! `postroom presets`: layouts of outbox tables that are known, as data, and which of them a database has.
 
 use clap::{Args, Subcommand};
-use postroom::{FoundTable, Intakes, Store, TableName, lasting};
+use postroom::{FoundTable, Intakes, Severity, Store, TableName, lasting};
 use toml::Table;
 
 use crate::StoreArgs;
 use crate::config::{self, Taken};
+use crate::doctor_tables::no_index;
 use crate::exit::{self, Failure};
 use crate::say::{printable, show};
 use crate::table::counted;
@@ -159,6 +160,8 @@ struct Detected {
     pending_is_bound: bool,
     oldest_seconds: Option<f64>,
     problem: Option<String>,
+    /// Why `postroom check` would not pass: each look would read the whole table.
+    index: Option<String>,
     /// A section for the configuration.
     config: String,
 }
@@ -185,9 +188,15 @@ pub async fn fitting(intakes: &dyn Intakes) -> Result<Vec<Fitting>, Failure> {
                 continue;
             }
             let text = |text: &str| serde_json::Value::from(text).to_string();
+            // Two schemas may have a table of one name.
+            let is_taken = |name: &str| found.iter().any(|other| other.taken.intake.name == name);
+            let name = match (&table.schema, is_taken(&table.name)) {
+                (Some(schema), true) => format!("{schema}_{}", table.name),
+                _ => table.name.clone(),
+            };
             let config = format!(
                 "[[intake]]\nname = {}\npreset = \"{}\"\ntable = {}\nmode = \"shadow\"",
-                text(&table.name),
+                text(&name),
                 preset.name,
                 text(&table.to_string())
             );
@@ -206,6 +215,11 @@ async fn detect(store: &dyn Store, json: bool) -> Result<(), Failure> {
             Ok(status) => (Some(status), None),
             Err(error) => (None, Some(Failure::of(exit::FAILURE, &error).text)),
         };
+        let mut index = None;
+        if let (Some(status), Ok(indexes)) = (&status, intakes.indexes_of(&table).await) {
+            let found = no_index(&taken.intake, &indexes, status);
+            index = found.advice.filter(|_| found.severity != Severity::Fine);
+        }
         detected.push(Detected {
             table: table.to_string(),
             preset: preset.name,
@@ -215,6 +229,7 @@ async fn detect(store: &dyn Store, json: bool) -> Result<(), Failure> {
             pending_is_bound: status.as_ref().is_some_and(|status| status.pending_is_bound),
             oldest_seconds: status.as_ref().and_then(|status| status.oldest_seconds),
             problem,
+            index,
             config,
         });
     }
@@ -239,6 +254,12 @@ async fn detect(store: &dyn Store, json: bool) -> Result<(), Failure> {
         show!("# table {} looks like {}: {}", printable(&one.table), one.preset, one.about);
         show!("# {}", printable(&waiting));
         one.limits.iter().for_each(|limit| show!("# - {limit}"));
+        if let Some(index) = &one.index {
+            show!(
+                "# no index leads to the rows that are to be sent, and `postroom check` asks for one: {}",
+                printable(index)
+            );
+        }
         one.config.lines().for_each(|line| show!("{line}"));
         show!("");
     }

@@ -6,7 +6,8 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::message::{Headers, Message};
+use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::{Offset, TopicPartitionList};
 use tokio::task::spawn_blocking;
 
@@ -165,6 +166,39 @@ impl AuditTopic {
             }
         }
         all
+    }
+}
+
+impl AuditTopic {
+    /// Removes what is before this offset of its first partition, as retention does.
+    ///
+    /// # Panics
+    /// If the broker refuses.
+    pub async fn remove_before(&self, offset: i64) {
+        let mut before = TopicPartitionList::new();
+        before.add_partition_offset(&self.name, 0, Offset::Offset(offset)).expect("an offset");
+        admin(&self.brokers)
+            .delete_records(&before, &AdminOptions::new().operation_timeout(Some(WITHIN)))
+            .await
+            .expect("an answer");
+    }
+
+    /// Writes a record to it as another program would.
+    ///
+    /// # Panics
+    /// If the broker refuses.
+    pub async fn write(&self, payload: &[u8], key: Option<&[u8]>, headers: &[(&str, &[u8])]) {
+        let producer: FutureProducer =
+            ClientConfig::new().set("bootstrap.servers", &self.brokers).create().expect("a producer");
+        let written = headers.iter().fold(OwnedHeaders::new(), |written, (name, value)| {
+            written.insert(Header { key: name, value: Some(*value) })
+        });
+        let record = FutureRecord::to(&self.name).payload(payload).headers(written);
+        let record = match key {
+            Some(key) => record.key(key),
+            None => record,
+        };
+        producer.send(record, WITHIN).await.expect("a record");
     }
 }
 

@@ -68,8 +68,8 @@ pub use guard::{GuardError, expect_rows};
 pub use inbox::{Admission, Consumer, Inbox, InvalidConsumer, OnceError};
 pub use intake::{
     Cell, Column as IntakeColumn, Done, DoneWhen, FoundTable, Holds, Intake, IntakeStatus, Intakes, InvalidTemplate,
-    Literal, Mapping, MarkedRows, Marking, OnRoute, Previewed, Row as IntakeRow, RowFate, SetAside, Setting, Shape,
-    Stuck, TableIndex, TableName, Template, TookIn, number_of, rows_within,
+    Literal, Mapping, MarkedRows, Marking, OnRoute, Previewed, Row as IntakeRow, RowFate, Search, Searched, SetAside,
+    Setting, Shape, Stuck, TableIndex, TableName, Template, TookIn, Trial, number_of, rows_within,
 };
 pub use keeper::{Keeper, Kept, SessionKeeper};
 pub use keys::{CAME_BACK, KeyDeed, Place, WaitingKey, WaitsFor, Whereabouts};

@@ -3,6 +3,7 @@
 //! computed from the tables.
 
 mod consumer;
+mod databases;
 mod ledger;
 mod process;
 mod systems;
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use postroom::BoxError;
 
+use databases::On;
 use ledger::Ledger;
 use systems::SYSTEMS;
 
@@ -27,9 +29,15 @@ struct Args {
     /// A MariaDB server, by a database whose user may create others; without it, the task table is left out
     #[arg(long, value_name = "URL")]
     mariadb: Option<String>,
+    /// An empty database of a SQL Server, `sqlserver://…`; without it, the table on SQL Server is left out. The postroom binary needs its feature `mssql`
+    #[arg(long, value_name = "URL")]
+    mssql: Option<String>,
     /// RabbitMQ to publish to; exchanges and queues of the example get names of their own
     #[arg(long, value_name = "URL")]
     rabbitmq: String,
+    /// Run this system alone; the ledgers name them
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
     /// Messages that each system commits
     #[arg(long, default_value_t = 2_000, value_name = "N")]
     messages: usize,
@@ -63,11 +71,18 @@ async fn main() -> ExitCode {
 
 async fn run(args: &Args) -> Result<(Vec<Ledger>, Vec<&'static str>), BoxError> {
     let mut ledgers = Vec::new();
-    // There is no SQL Server store yet.
-    let mut left_out = vec!["the fourth article's system on SQL Server: there is no store for it yet"];
-    for system in SYSTEMS {
-        if system.needs_mariadb && args.mariadb.is_none() {
+    let mut left_out = Vec::new();
+    if let Some(only) = args.only.as_deref().filter(|only| SYSTEMS.iter().all(|system| system.name != *only)) {
+        let names: Vec<&str> = SYSTEMS.iter().map(|system| system.name).collect();
+        return Err(format!("there is no system {only:?}; there are {}", names.join("; ")).into());
+    }
+    for system in SYSTEMS.iter().filter(|system| args.only.as_ref().is_none_or(|only| system.name == only)) {
+        if system.on == On::Mariadb && args.mariadb.is_none() {
             left_out.push("the third article's task table: --mariadb names no server");
+            continue;
+        }
+        if system.on == On::Mssql && args.mssql.is_none() {
+            left_out.push("the fourth article's table on SQL Server: --mssql names no database");
             continue;
         }
         if !args.json {

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use mysql_async::Conn;
-use mysql_async::prelude::Queryable;
 use postroom::{BoxError, MessageId};
 use postroom_postgres::Connector;
 use tokio_postgres::Client;
@@ -14,27 +12,24 @@ use uuid::Uuid;
 
 use crate::Args;
 use crate::consumer::{self, Running};
+use crate::databases::{self, On, Tables};
 use crate::ledger::{Committed, Ledger};
 use crate::process::{Postroom, stop};
-use crate::writers;
 
 /// Without any progress for so long, what is missing counts as lost.
 const PATIENCE: Duration = Duration::from_secs(60);
-const WRITERS: u64 = 4;
-/// The business table of the systems on PostgreSQL.
-const ORDERS: &str = "create table orders (key text primary key, n bigint not null)";
 
 /// One system.
 pub struct System {
     pub name: &'static str,
     pub about: &'static str,
-    pub needs_mariadb: bool,
+    pub on: On,
     /// Processes of `postroom run`.
     relays: usize,
     /// The article's table.
-    schema: &'static str,
+    pub schema: &'static str,
     /// What writes a row of it: $1 the id, $2 the key, $3 the number.
-    insert: &'static str,
+    pub insert: &'static str,
     /// Type of its messages.
     kind: &'static str,
     /// How many rows do not say that they were sent.
@@ -78,7 +73,7 @@ pub const SYSTEMS: &[System] = &[
     System {
         name: "processed-on",
         about: "the first article's table, whose rows get the time when they were sent; breaker, archive",
-        needs_mariadb: false,
+        on: On::Postgres,
         relays: 1,
         schema: include_str!("sql/processed_on.sql"),
         // As if they were older, so that they can be archived at once.
@@ -92,7 +87,7 @@ pub const SYSTEMS: &[System] = &[
     System {
         name: "processed-on, five relays",
         about: "the same table, scaled out as the article does it",
-        needs_mariadb: false,
+        on: On::Postgres,
         relays: 5,
         schema: include_str!("sql/processed_on.sql"),
         insert: "insert into outbox_messages (id, type, content, occurred_on_utc)
@@ -105,7 +100,7 @@ pub const SYSTEMS: &[System] = &[
     System {
         name: "delete-when-sent",
         about: "the second article's table: sent at once, deleted when sent, and swept",
-        needs_mariadb: false,
+        on: On::Postgres,
         relays: 2,
         schema: include_str!("sql/delete_when_sent.sql"),
         insert: "insert into outbox (id, message, \"timestamp\")
@@ -125,7 +120,7 @@ key = \"${message:/key}\"
     System {
         name: "task-states, two databases",
         about: "the third article's task table in two databases, shared out by user, a topic for each row",
-        needs_mariadb: true,
+        on: On::Mariadb,
         relays: 1,
         schema: include_str!("sql/tasks.sql"),
         insert: "",
@@ -142,7 +137,7 @@ every = \"50ms\"
     System {
         name: "status-codes",
         about: "the fourth article's table with status, tenant, headers and partition key; dead letters, replay",
-        needs_mariadb: false,
+        on: On::Postgres,
         relays: 3,
         schema: include_str!("sql/status_codes.sql"),
         insert: "insert into outbox_messages (id, aggregate_id, aggregate_type, aggregate_version, type, payload, headers, tenant_id,
@@ -159,83 +154,39 @@ every = \"50ms\"
 ",
         also: Also::DeadAndReplay,
     },
+    System {
+        name: "status-codes, SQL Server",
+        about: "the same table on SQL Server",
+        on: On::Mssql,
+        relays: 3,
+        schema: include_str!("sql/status_codes_mssql.sql"),
+        insert: "insert into outbox_messages (id, aggregate_id, aggregate_type, aggregate_version, type, payload, headers, tenant_id,
+                                              occurred_at, visible_at, routing_key, partition_key)
+                 values (@P1, newid(), N'order', @P3, N'order.placed', @P4, N'{\"source\": \"shop\"}', N'tenant-1',
+                         sysutcdatetime(), sysutcdatetime(), N'order.placed', @P2)",
+        kind: "order.placed",
+        unmarked: "select count_big(*) from outbox_messages where status <> 1",
+        configuration: "
+[[intake]]
+name = \"outbox\"
+preset = \"status-codes\"
+every = \"50ms\"
+",
+        also: Also::Nothing,
+    },
 ];
-
-/// The databases of one run.
-enum Tables {
-    Postgres(Client),
-    Mariadb(Vec<Conn>),
-}
-
-impl Tables {
-    async fn unmarked(&mut self, sql: &str) -> Result<i64, BoxError> {
-        match self {
-            Self::Postgres(client) => Ok(client.query_one(sql, &[]).await?.get(0)),
-            Self::Mariadb(conns) => {
-                let mut sum = 0;
-                for conn in conns {
-                    sum += conn.query_first::<i64, _>(sql).await?.unwrap_or_default();
-                }
-                Ok(sum)
-            }
-        }
-    }
-}
-
-async fn database(server: &str, name: &str) -> Result<(String, Client), BoxError> {
-    let admin = Connector::new(server)?.connect().await?;
-    admin.batch_execute(&format!("create database {name}")).await?;
-    let (base, _) = server.rsplit_once('/').ok_or("--store has to name a database")?;
-    let url = format!("{base}/{name}");
-    let client = Connector::new(&url)?.connect().await?;
-    Ok((url, client))
-}
 
 pub async fn run(args: &Args, system: &'static System) -> Result<Ledger, BoxError> {
     let unique = MessageId::new().to_string().replace('-', "");
     let run = format!("articles-{unique}");
-    let (service_url, service) = database(&args.store, &format!("articles_s_{unique}")).await?;
+    let (service_url, service) = databases::postgres(&args.store, &format!("articles_s_{unique}")).await?;
     let connector = Connector::new(&service_url)?;
     postroom_postgres::migrate(&connector, postroom::LANES_DEFAULT).await?;
     service.batch_execute(consumer::TABLES).await?;
 
     // The application's databases, and the configuration that names them.
     let all = Arc::new(AtomicUsize::new(0));
-    let (mut tables, stores, writing): (Tables, String, Vec<_>) = match &args.mariadb {
-        Some(server) if system.needs_mariadb => {
-            let (mut urls, mut conns) = (Vec::new(), Vec::new());
-            let (base, _) = server.rsplit_once('/').ok_or("--mariadb has to name a database")?;
-            let mut admin = Conn::new(postroom_mysql::options_of(server)?).await?;
-            for name in ["exec_db01", "exec_db02"] {
-                let database = format!("articles_{name}_{unique}");
-                admin.query_drop(format!("create database {database}")).await?;
-                let url = format!("{base}/{database}");
-                let mut conn = Conn::new(postroom_mysql::options_of(&url)?).await?;
-                for statement in system.schema.split(";\n").filter(|statement| !statement.trim().is_empty()) {
-                    conn.query_drop(statement).await?;
-                }
-                urls.push((name.to_owned(), url));
-                conns.push(conn);
-            }
-            let stores =
-                urls.iter().map(|(name, url)| format!("[[stores]]\nname = {name:?}\nurl = {url:?}\n")).collect();
-            let [first, second] = <[_; 2]>::try_from(urls).map_err(|_| "there are two databases")?;
-            let writer = |seed| {
-                let urls = [first.clone(), second.clone()];
-                tokio::spawn(writers::tasks(urls, seed, args.messages, all.clone()))
-            };
-            (Tables::Mariadb(conns), stores, (0..WRITERS).map(writer).collect())
-        }
-        _ => {
-            let (url, client) = database(&args.store, &format!("articles_{unique}")).await?;
-            client.batch_execute(ORDERS).await?;
-            client.batch_execute(system.schema).await?;
-            let writer =
-                |seed| tokio::spawn(writers::postgres(url.clone(), system.insert, seed, args.messages, all.clone()));
-            let writing = (0..WRITERS).map(writer).collect();
-            (Tables::Postgres(client), format!("[store]\nurl = {url:?}\n"), writing)
-        }
-    };
+    let (mut tables, stores, writing) = databases::begin(args, system, &unique, &all).await?;
     let configuration = format!(
         "{stores}[relay]\nlease = \"1s\"\npoll_idle = \"50ms\"\nin_flight_max = 500\n\
          [[routes]]\nname = \"messages\"\nbreaker_after = 50\n[routes.retry]\nbase = 1.0\ncap = \"1s\"\njitter = \"0ms\"\nattempts_max = 2\n\
@@ -307,7 +258,7 @@ pub async fn run(args: &Args, system: &'static System) -> Result<Ledger, BoxErro
     suppressed += running.end().await?.duplicates;
     let rows = service.query("select message_id, key, n from effects order by at", &[]).await?;
     let effects: Vec<(Uuid, String, i64)> = rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
-    let unmarked = tables.unmarked(system.unmarked).await?;
+    let unmarked = tables.count(system.unmarked).await?;
     Ok(Ledger::of(system.name, &committed, rolled_back, &effects, (suppressed, unmarked), also))
 }
 
@@ -331,7 +282,7 @@ async fn until(service: &Client, messages: usize, postroom: &Postroom) -> Result
 async fn marked(tables: &mut Tables, sql: &str, rows: i64, postroom: &Postroom) -> Result<(), BoxError> {
     let began = Instant::now();
     loop {
-        let counted = tables.unmarked(sql).await?;
+        let counted = tables.count(sql).await?;
         if counted == rows {
             return Ok(());
         }

@@ -345,4 +345,18 @@ pub(super) const BUGS: &[Bug] = &[
         test: &["--test", "kafka", "a_message_is_not_judged_by_what_another_call_sends"],
         needs_bin: false,
     },
+    Bug {
+        name: "kafka_commits_past_what_is_open",
+        breaks: "tells a consumer group of messages that nobody has settled",
+        package: "postroom-brokers",
+        test: &["--test", "conformance", "kafka::subscription::what_is_not_settled_comes_again_to_another"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "kafka_settles_what_was_revoked",
+        breaks: "hands out messages of a partition that another member has now",
+        package: "postroom-brokers",
+        test: &["--lib", "what_is_revoked_cannot_be_settled_and_what_is_left_can"],
+        needs_bin: false,
+    },
 ];

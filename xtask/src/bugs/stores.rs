@@ -422,6 +422,20 @@ pub(super) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "intake_stops_behind_locked_rows",
+        breaks: "looks no further where the first rows of a table are locked",
+        package: "postroom-mysql",
+        test: &["--test", "store", "intake::rows_behind_many_that_are_locked_are_found"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "intake_tries_no_change_before_it_takes",
+        breaks: "sends messages whose rows can never be marked",
+        package: "postroom-postgres",
+        test: &["--test", "store", "intake::a_value_that_no_row_takes_is_told_before_anything_is_taken"],
+        needs_bin: false,
+    },
+    Bug {
         name: "intake_calls_sent_what_is_gone",
         breaks: "says of a row that it was sent when nobody knows",
         package: "postroom-mysql",

@@ -9,12 +9,14 @@ use rdkafka::error::RDKafkaErrorCode as Code;
 use rdkafka::metadata::Metadata;
 use tokio::task::spawn_blocking;
 
+use super::address::Address;
 use super::client::{self, Watcher};
-use super::{KafkaOptions, Opened, address};
+use super::{KafkaOptions, KafkaSubscriptionOptions};
 use crate::{CheckFailed, Hazard};
 
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 const LEADER_WITHIN: Duration = Duration::from_secs(5);
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
 const ASKED_FOR: Duration = Duration::from_secs(1);
 /// Topics that a template may name and that are looked at.
 const TOPICS_MAX: usize = 200;
@@ -36,7 +38,7 @@ struct Cluster {
 /// What a sink publishes to.
 pub(super) async fn of_sink(options: &KafkaOptions) -> Result<String, CheckFailed> {
     let opened = options.opened().map_err(unusable)?;
-    let cluster = cluster(options, &opened).await?;
+    let cluster = cluster(&opened.address, opened.topic.fixed()).await?;
     let brokers = counted(cluster.brokers, "broker");
     let encrypted = if opened.address.is_encrypted { "encrypted with TLS" } else { "not encrypted" };
     let Some(wanted) = opened.topic.fixed() else {
@@ -52,10 +54,67 @@ pub(super) async fn of_sink(options: &KafkaOptions) -> Result<String, CheckFaile
     Ok(format!("topic {wanted:?} has {partitions} with {replicas}; {brokers}, the connection is {encrypted}"))
 }
 
+/// What a subscription receives from.
+pub(super) async fn of_subscription(options: &KafkaSubscriptionOptions) -> Result<String, CheckFailed> {
+    let address = options.opened().map_err(unusable)?;
+    let encrypted = if address.is_encrypted { "encrypted with TLS" } else { "not encrypted" };
+    let mut found = Vec::new();
+    for wanted in &options.topics {
+        let cluster = cluster(&address, Some(wanted)).await?;
+        let topic = cluster.topics.iter().find(|topic| topic.name == *wanted).ok_or_else(|| missing(wanted))?;
+        found.push(format!("topic {wanted:?} has {}", counted(topic.partitions, "partition")));
+    }
+    let group = match members(&address, &options.group).await? {
+        0 => format!("group {:?} has no members", options.group),
+        some => format!("group {:?} has {}", options.group, counted(some, "member")),
+    };
+    Ok(format!("{}; {group}; the connection is {encrypted}", found.join(", ")))
+}
+
+/// How many members a group has now.
+async fn members(address: &Address, group: &str) -> Result<usize, CheckFailed> {
+    let since = Instant::now();
+    loop {
+        let (asked, named) = (address.clone(), group.to_owned());
+        let members = spawn_blocking(move || {
+            let asker = asker(&asked, Watcher::default()).map_err(|problem| (problem, None))?;
+            let found = rdkafka::producer::Producer::client(&asker).fetch_group_list(Some(&named), ANSWERS_WITHIN);
+            let found = found.map_err(|error| (error.to_string(), error.rdkafka_error_code()))?;
+            let group = found.groups().iter().find(|group| group.name() == named);
+            Ok(group.map_or(0, |group| group.members().len()))
+        });
+        match members.await {
+            Ok(Ok(members)) => return Ok(members),
+            // The broker that keeps the group is just beginning to.
+            Ok(Err((
+                _,
+                Some(Code::CoordinatorLoadInProgress | Code::CoordinatorNotAvailable | Code::NotCoordinator),
+            ))) if since.elapsed() < ANSWERS_WITHIN => tokio::time::sleep(AGAIN_AFTER).await,
+            Ok(Err((_, Some(Code::GroupAuthorizationFailed)))) => {
+                return Err(CheckFailed {
+                    problem: format!("the user may not receive in group {group:?}"),
+                    advice: format!(
+                        "give it READ on the group: kafka-acls.sh --add --operation READ --group {group} --allow-principal User:NAME"
+                    ),
+                });
+            }
+            Ok(Err((problem, _))) => return Err(failed(address, &problem)),
+            Err(error) => return Err(failed(address, &error.to_string())),
+        }
+    }
+}
+
+/// A producer that sends nothing: unlike an administrator, it hears what is wrong with a broker.
+fn asker(address: &Address, watcher: Watcher) -> Result<client::Producer, String> {
+    let mut config = client::config(address)?;
+    config.set("allow.auto.create.topics", "false");
+    config.create_with_context(watcher).map_err(|error| error.to_string())
+}
+
 /// Settings of topics that lose what was confirmed.
 pub(super) async fn hazards(options: &KafkaOptions) -> Result<Vec<Hazard>, CheckFailed> {
     let opened = options.opened().map_err(unusable)?;
-    let cluster = cluster(options, &opened).await?;
+    let cluster = cluster(&opened.address, opened.topic.fixed()).await?;
     let topics: Vec<&Topic> = match opened.topic.fixed() {
         Some(wanted) => cluster.topics.iter().filter(|topic| topic.name == wanted).collect(),
         None => cluster.topics.iter().filter(|topic| opened.topic.may_be(&topic.name)).take(TOPICS_MAX).collect(),
@@ -66,11 +125,11 @@ pub(super) async fn hazards(options: &KafkaOptions) -> Result<Vec<Hazard>, Check
     let admin: AdminClient<DefaultClientContext> = client::config(&opened.address)
         .map_err(unusable)?
         .create()
-        .map_err(|error| failed(options, &error.to_string()))?;
+        .map_err(|error| failed(&opened.address, &error.to_string()))?;
     let asked: Vec<ResourceSpecifier<'_>> = topics.iter().map(|topic| ResourceSpecifier::Topic(&topic.name)).collect();
     let within = AdminOptions::new().request_timeout(Some(ANSWERS_WITHIN));
     let described =
-        admin.describe_configs(&asked, &within).await.map_err(|error| failed(options, &error.to_string()))?;
+        admin.describe_configs(&asked, &within).await.map_err(|error| failed(&opened.address, &error.to_string()))?;
     Ok(topics
         .iter()
         .zip(described)
@@ -139,14 +198,13 @@ fn of_topic(topic: &Topic, config: Result<&ConfigResource, Code>) -> Vec<Hazard>
     found
 }
 
-async fn cluster(options: &KafkaOptions, opened: &Opened) -> Result<Cluster, CheckFailed> {
+async fn cluster(address: &Address, wanted: Option<&str>) -> Result<Cluster, CheckFailed> {
     let watcher = Watcher::default();
     let asking = watcher.clone();
-    let (address, options_too, wanted) =
-        (opened.address.clone(), options.clone(), opened.topic.fixed().map(str::to_owned));
+    let (at, wanted) = (address.clone(), wanted.map(str::to_owned));
     let asked = spawn_blocking(move || {
-        let producer = client::producer(&address, &options_too, watcher)?;
-        let client = rdkafka::producer::Producer::client(&producer);
+        let asker = asker(&at, watcher)?;
+        let client = rdkafka::producer::Producer::client(&asker);
         let since = Instant::now();
         let metadata = loop {
             match client.fetch_metadata(wanted.as_deref(), ASKED_FOR) {
@@ -171,8 +229,8 @@ async fn cluster(options: &KafkaOptions, opened: &Opened) -> Result<Cluster, Che
     });
     match asked.await {
         Ok(Ok(cluster)) => Ok(cluster),
-        Ok(Err(problem)) => Err(failed(options, &problem)),
-        Err(error) => Err(failed(options, &error.to_string())),
+        Ok(Err(problem)) => Err(failed(address, &problem)),
+        Err(error) => Err(failed(address, &error.to_string())),
     }
 }
 
@@ -203,7 +261,7 @@ fn reach_leader<C: ClientContext>(
     }
 }
 
-fn failed(options: &KafkaOptions, problem: &str) -> CheckFailed {
+fn failed(address: &Address, problem: &str) -> CheckFailed {
     let lower = problem.to_lowercase();
     let advice = if lower.contains("sasl state") || lower.contains("supported mechanisms") {
         "this listener has no SASL, or not this mechanism: use another listener, or take the user or the mechanism out of the URL"
@@ -216,10 +274,7 @@ fn failed(options: &KafkaOptions, problem: &str) -> CheckFailed {
     } else {
         "correct the URL, or start the broker; what it calls itself (advertised.listeners) must be reachable from here too"
     };
-    CheckFailed {
-        problem: format!("ask Kafka at {}: {problem}", address::shown(&options.url)),
-        advice: advice.to_owned(),
-    }
+    CheckFailed { problem: format!("ask Kafka at {}: {problem}", address.brokers), advice: advice.to_owned() }
 }
 
 fn missing(topic: &str) -> CheckFailed {

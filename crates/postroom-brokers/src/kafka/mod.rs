@@ -1,4 +1,4 @@
-//! Apache Kafka: publishing with an idempotent producer that all replicas in sync must confirm.
+//! Apache Kafka: publishing with an idempotent producer that all replicas in sync must confirm, and receiving as a member of a consumer group.
 //!
 //! - A message counts as stored when the delivery report of this very message says so (`acks=all`). Everything else is *unknown*, unless the
 //!   broker said what is wrong with it.
@@ -6,25 +6,32 @@
 //!   by itself within the deadline, and the brokers recognise what they have (`enable.idempotence`): neither changes the order nor repeats.
 //! - What was unknown is published again by the relay, and may then be there twice: Kafka does not look at message ids.
 //! - A topic that does not exist is not created by publishing to it, whatever the broker's settings.
+//! - Offsets are committed only behind what is settled. A partition that goes to another member takes its unsettled deliveries along.
 
 mod address;
 mod check;
 mod client;
+mod group;
+mod progress;
 mod record;
 mod sink;
+mod subscription;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use postroom::Sink;
+use postroom::{Sink, Subscription};
 use serde::Deserialize;
 
 use crate::template::Template;
-use crate::{Broker, CheckFailed, Hazard, OpenSinkError, Section, SinkOptions};
+use crate::{
+    Broker, CheckFailed, Hazard, OpenSinkError, OpenSubscriptionError, Section, SinkOptions, SubscriptionOptions,
+};
 
 use address::Address;
 
 pub use sink::KafkaSink;
+pub use subscription::{KafkaSubscription, KafkaSubscriptionOptions};
 
 /// `[routes.sink]` with `kind = "kafka"`.
 #[derive(Clone, Deserialize)]
@@ -97,23 +104,20 @@ fn default_deadline() -> u64 {
 /// Apache Kafka.
 pub const BROKER: Broker = Broker {
     kind: "kafka",
-    about: "Apache Kafka: an idempotent producer, confirmed by all replicas in sync",
+    about: "Apache Kafka: an idempotent producer, confirmed by all replicas in sync; receiving in a consumer group",
     sink: Some(Section::sink::<KafkaOptions>(
         "kind = \"kafka\"\nurl = \"kafka://localhost:9092\"\ntopic = \"shop.{topic}\"\n",
     )),
-    subscription: None,
+    subscription: Some(Section::subscription::<KafkaSubscriptionOptions>(
+        "kind = \"kafka\"\nurl = \"kafka://localhost:9092\"\ntopics = [\"shop.orders\"]\ngroup = \"billing\"\n",
+    )),
 };
 
 #[async_trait]
 impl SinkOptions for KafkaOptions {
     fn open(&self) -> Result<Arc<dyn Sink>, OpenSinkError> {
         let sink = KafkaSink::new(self.clone())?;
-        if let Ok(address) = Address::parse(&self.url)
-            && !address.is_encrypted
-            && !address.is_here()
-        {
-            tracing::warn!("the connection to Kafka at {} is not encrypted; use kafkas://", address.brokers);
-        }
+        warn_if_in_clear(&self.url);
         Ok(Arc::new(sink))
     }
 
@@ -127,6 +131,32 @@ impl SinkOptions for KafkaOptions {
 
     async fn hazards(&self) -> Result<Vec<Hazard>, CheckFailed> {
         check::hazards(self).await
+    }
+}
+
+#[async_trait]
+impl SubscriptionOptions for KafkaSubscriptionOptions {
+    fn open(&self) -> Result<Arc<dyn Subscription>, OpenSubscriptionError> {
+        let subscription = KafkaSubscription::new(self.clone())?;
+        warn_if_in_clear(&self.url);
+        Ok(Arc::new(subscription))
+    }
+
+    fn shown(&self) -> String {
+        format!("group {:?} of kafka {}, topics {}", self.group, address::shown(&self.url), self.topics.join(", "))
+    }
+
+    async fn check(&self, _: &[String]) -> Result<String, CheckFailed> {
+        check::of_subscription(self).await
+    }
+}
+
+fn warn_if_in_clear(url: &str) {
+    if let Ok(address) = Address::parse(url)
+        && !address.is_encrypted
+        && !address.is_here()
+    {
+        tracing::warn!("the connection to Kafka at {} is not encrypted; use kafkas://", address.brokers);
     }
 }
 

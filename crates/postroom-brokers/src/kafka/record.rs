@@ -1,10 +1,13 @@
 //! Pure: a message as a record of Kafka, with what it is in headers.
 
 use std::borrow::Cow;
-use std::time::SystemTime;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, SystemTime};
 
-use postroom::Message;
+use bytes::Bytes;
 use postroom::envelope::{Envelope, HeaderValue};
+use postroom::{Message, MessageId, UNREADABLE_HEADER};
+use rdkafka::message::Headers as _;
 
 use crate::template::Template;
 
@@ -35,6 +38,80 @@ pub(super) fn headers(message: &Message) -> Vec<(Cow<'_, str>, Cow<'_, str>)> {
     all
 }
 
+/// A record as far as it can be read. The id is none where there is none, or none of ours.
+pub(super) fn received(record: &impl rdkafka::Message) -> (Option<MessageId>, Message) {
+    let mut found: Vec<(String, String)> = Vec::new();
+    let mut unreadable = false;
+    if let Some(headers) = record.headers() {
+        for index in 0..headers.count() {
+            // The client library panics on a name that is not UTF-8, which only programs without Kafka's Java client can write.
+            match catch_unwind(AssertUnwindSafe(|| headers.get(index))) {
+                Ok(header) => {
+                    let value = String::from_utf8_lossy(header.value.unwrap_or_default()).into_owned();
+                    found.push((header.key.to_owned(), value));
+                }
+                Err(_) => unreadable = true,
+            }
+        }
+    }
+    let key = record.key().and_then(|key| std::str::from_utf8(key).ok());
+    let payload = Bytes::copy_from_slice(record.payload().unwrap_or_default());
+    let (id, mut message) = message_of(&found, key, record.topic(), payload);
+    if unreadable {
+        message.headers.insert(UNREADABLE_HEADER.to_owned(), "the name of a header is not UTF-8".to_owned());
+    }
+    (id, message)
+}
+
+fn message_of(
+    found: &[(String, String)],
+    record_key: Option<&str>,
+    record_topic: &str,
+    payload: Bytes,
+) -> (Option<MessageId>, Message) {
+    let (mut id, mut kind, mut content_type, mut occurred_at) = (None, None, None, None);
+    let mut rest = Vec::with_capacity(found.len());
+    for (name, value) in found {
+        match name.as_str() {
+            ID => id = value.parse::<MessageId>().ok(),
+            TYPE => kind = Some(value.clone()),
+            CONTENT_TYPE => content_type = Some(value.clone()),
+            OCCURRED_MS => {
+                let since = value.parse().ok().map(Duration::from_millis);
+                occurred_at = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
+            }
+            // Nobody but this side says that.
+            UNREADABLE_HEADER => {}
+            _ => rest.push((name.as_str(), of_wire(name, value))),
+        }
+    }
+    let opened = ENVELOPE.open(rest);
+    let message = Message {
+        id: id.unwrap_or_else(MessageId::new),
+        topic: opened.topic.unwrap_or_else(|| record_topic.to_owned()),
+        kind: kind.unwrap_or_default(),
+        // Of a message that is not postroom's, the key of the record.
+        key: opened.key.or_else(|| record_key.map(str::to_owned)),
+        routing_key: Some(record_topic.to_owned()),
+        content_type: content_type.unwrap_or_else(|| "application/octet-stream".to_owned()),
+        tenant_id: opened.tenant_id,
+        aggregate_type: opened.aggregate_type,
+        aggregate_id: opened.aggregate_id,
+        aggregate_version: opened.aggregate_version,
+        occurred_at,
+        delay: Duration::ZERO,
+        headers: opened.headers,
+        payload,
+    };
+    (id, message)
+}
+
+/// The one column that is a number is digits on the wire.
+fn of_wire<'m>(name: &str, value: &'m str) -> HeaderValue<'m> {
+    let number = (name == Envelope::AGGREGATE_VERSION).then(|| value.parse().ok()).flatten();
+    number.map_or(HeaderValue::Text(value.into()), HeaderValue::Number)
+}
+
 /// The topic of a message, or why it cannot have one.
 pub(super) fn topic(template: &Template, message: &Message) -> Result<String, String> {
     let topic = template.of(message).map_err(|field| format!("the topic needs its {field}, and it has none"))?;
@@ -56,6 +133,13 @@ pub(super) fn check_topic(topic: &str) -> Result<(), String> {
 pub(super) fn check_part(part: &str) -> Result<(), String> {
     let is_right = part.len() <= TOPIC_BYTES_MAX && part.chars().all(is_legal);
     if is_right { Ok(()) } else { Err(format!("{part:?} can be in no topic: {RULE}")) }
+}
+
+/// Why nothing can be done with a topic.
+pub(super) fn no_such_topic(topic: &str) -> String {
+    format!(
+        "topic {topic:?} does not exist; create it with `kafka-topics.sh --create --topic {topic} --partitions … --replication-factor …`"
+    )
 }
 
 const RULE: &str = "a name has 1 to 249 letters, digits, dots, underscores and hyphens, and nothing else";
@@ -82,6 +166,26 @@ mod tests {
         assert_eq!(value(ID), [message.id.to_string()]);
         assert_eq!((value(TYPE), value("n"), value("tenant-id")), (vec!["order.placed"], vec!["v"], vec!["t"]));
         assert_eq!((value("postroom-topic"), value("postroom-key")), (vec!["orders"], vec!["k"]));
+    }
+
+    #[test]
+    fn what_was_sent_is_what_is_received() {
+        let message = Message::new("orders", "order.placed", "x")
+            .key("k")
+            .tenant("t")
+            .aggregate("order", "o-1", 7)
+            .header("postroom-id", "forged")
+            .header("n", "v");
+        let sent: Vec<(String, String)> =
+            headers(&message).into_iter().map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
+        let (id, received) = message_of(&sent, Some("k"), "shop.orders", Bytes::from_static(b"x"));
+        assert_eq!(id, Some(message.id));
+        let expected = Message { routing_key: Some("shop.orders".to_owned()), ..message.clone() };
+        assert_eq!(format!("{received:?}"), format!("{expected:?}"));
+        let (id, foreign) = message_of(&[], Some("key"), "shop.orders", Bytes::new());
+        assert_eq!((id, foreign.topic.as_str(), foreign.key.as_deref()), (None, "shop.orders", Some("key")));
+        let mark = [(UNREADABLE_HEADER.to_owned(), "x".to_owned())];
+        assert!(!message_of(&mark, None, "t", Bytes::new()).1.headers.contains_key(UNREADABLE_HEADER));
     }
 
     #[test]

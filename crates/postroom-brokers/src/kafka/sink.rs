@@ -164,7 +164,7 @@ impl KafkaSink {
             };
             topics.insert(topic.clone(), found);
             if found == Topic::Missing {
-                verdicts.judge(place, Verdict::failed(FailureKind::Transient, no_such_topic(&topic)));
+                verdicts.judge(place, Verdict::failed(FailureKind::Transient, record::no_such_topic(&topic)));
             } else {
                 chosen.push((place, topic, message));
             }
@@ -242,12 +242,6 @@ async fn nothing_in_flight(producer: &Producer, by: Instant) -> bool {
     true
 }
 
-fn no_such_topic(topic: &str) -> String {
-    format!(
-        "topic {topic:?} does not exist; create it with `kafka-topics.sh --create --topic {topic} --partitions … --replication-factor …`"
-    )
-}
-
 fn send(producer: &Producer, topic: &str, message: &Message) -> Result<DeliveryFuture, KafkaError> {
     let headers = record::headers(message);
     let mut written = OwnedHeaders::new_with_capacity(headers.len());
@@ -320,7 +314,7 @@ fn verdict(error: &KafkaError, topic: &str, alone: bool) -> Verdict {
             about(FailureKind::Permanent, format!("topic {topic:?} refused it: {code}"))
         }
         Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition => {
-            about(FailureKind::Transient, no_such_topic(topic))
+            about(FailureKind::Transient, record::no_such_topic(topic))
         }
         Code::TopicAuthorizationFailed => about(
             FailureKind::Transient,
@@ -436,7 +430,7 @@ impl Sink for KafkaSink {
         // Asked anew, and compared with what it was.
         self.topics().entry(topic.to_owned()).and_modify(|known| known.at = None);
         match self.topic(&producer, topic).await? {
-            Topic::Missing => Err(self.unavailable(no_such_topic(topic))),
+            Topic::Missing => Err(self.unavailable(record::no_such_topic(topic))),
             Topic::There(_) | Topic::Hidden => Ok(()),
         }
     }

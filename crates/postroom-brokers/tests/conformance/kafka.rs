@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use async_trait::async_trait;
-use postroom::Sink;
-use postroom_brokers::kafka::{KafkaOptions, KafkaSink};
+use postroom::{Batch, Message, Sink, Subscription};
+use postroom_brokers::kafka::{KafkaOptions, KafkaSink, KafkaSubscription, KafkaSubscriptionOptions};
 use postroom_testkit::conformance::Fixture;
 use postroom_testkit::conformance::sink::{FarEnd, Fault, Stored};
+use postroom_testkit::conformance::subscription::Queue;
 use postroom_testkit::kafka::AuditTopic;
 use postroom_testkit::proxy::{Link, Proxy};
 use postroom_testkit::services::KafkaServer;
@@ -32,13 +33,21 @@ mod sink {
     postroom_testkit::sink_conforms!(super::Topic);
 }
 
+mod subscription {
+    postroom_testkit::subscription_conforms!(super::Group);
+}
+
+async fn server() -> &'static KafkaServer {
+    let server = tokio::task::spawn_blocking(|| {
+        SERVER.get_or_init(|| KafkaServer::start(&surroundings::scratch("kafka"), LINKS).unwrap())
+    });
+    server.await.unwrap()
+}
+
 #[async_trait]
 impl Fixture for Topic {
     async fn create() -> Self {
-        let server = tokio::task::spawn_blocking(|| {
-            SERVER.get_or_init(|| KafkaServer::start(&surroundings::scratch("kafka"), LINKS).unwrap())
-        });
-        let server = server.await.unwrap();
+        let server = server().await;
         let number = TAKEN.fetch_add(1, Ordering::Relaxed);
         let (advertised, listens) = server.link(number);
         let link = Proxy::at(&advertised, &listens).await;
@@ -78,5 +87,40 @@ impl FarEnd for Topic {
         let before = std::mem::replace(&mut *self.read.lock().unwrap(), all.len());
         let new = all.into_iter().skip(before);
         new.map(|stored| Stored { id: stored.id, payload: stored.payload.expect("no tombstone") }).collect()
+    }
+}
+
+/// A group that receives from one topic.
+pub struct Group {
+    url: String,
+    topic: String,
+}
+
+#[async_trait]
+impl Fixture for Group {
+    async fn create() -> Self {
+        let server = server().await;
+        let topic = format!("group-{}", surroundings::unique());
+        AuditTopic::create(&server.address(), &topic, 1, &[]).await;
+        Self { url: format!("kafka://{}", server.address()), topic }
+    }
+}
+
+#[async_trait]
+impl Queue for Group {
+    async fn subscribe(&self, prefetch: u16) -> Arc<dyn Subscription> {
+        let mut options = KafkaSubscriptionOptions::new(&self.url, &[&self.topic], &self.topic);
+        options.prefetch = prefetch;
+        let subscription = KafkaSubscription::new(options).unwrap();
+        subscription.connect().await.unwrap();
+        Arc::new(subscription)
+    }
+
+    async fn publish(&self, messages: &[Message]) {
+        let mut options = KafkaOptions::new(&self.url);
+        options.topic = self.topic.clone();
+        let sink = KafkaSink::new(options).unwrap();
+        sink.publish(&Batch::new(messages.iter().cloned())).await.unwrap();
+        sink.close().await;
     }
 }

@@ -65,7 +65,7 @@ pub async fn keep_taking(taken: Taken, store: Arc<dyn Store>, wakes: Vec<Wake>, 
                 Ok(took) => {
                     taking.answered(intake);
                     quiet.store(took.taken == 0 && !took.more, Ordering::Relaxed);
-                    held.note(intake, took.held, took.taken);
+                    held.note(intake, took.held);
                     if took.taken > 0 {
                         wakes.iter().for_each(Wake::notify);
                         mark_wait = MARK_FIRST;
@@ -104,7 +104,7 @@ pub async fn keep_taking(taken: Taken, store: Arc<dyn Store>, wakes: Vec<Wake>, 
     }
 }
 
-/// Since when rows are found that cannot be locked, and none that can.
+/// Since when each look finds rows that cannot be locked.
 #[derive(Default)]
 struct Held {
     since: Option<Instant>,
@@ -112,8 +112,8 @@ struct Held {
 }
 
 impl Held {
-    fn note(&mut self, intake: &Intake, held: u64, taken: u64) {
-        if held == 0 || taken > 0 {
+    fn note(&mut self, intake: &Intake, held: u64) {
+        if held == 0 {
             *self = Self::default();
             return;
         }
@@ -121,7 +121,7 @@ impl Held {
         if since.elapsed() >= HELD_LONG && !std::mem::replace(&mut self.told, true) {
             tracing::warn!(
                 intake = %intake.name,
-                "{held} rows of {} could not be locked for a minute: another transaction has them, or one of their key, or this role may not change them",
+                "for a minute, rows of {} could not be locked, {held} of them now: another transaction has them, or one of their key, or this role may not change them; the others go on",
                 intake.table
             );
         }
@@ -197,7 +197,7 @@ impl Told {
         let text = Failure::of(exit::FAILURE, error).text;
         if error.is_transient() {
             if !std::mem::replace(&mut self.away, true) {
-                tracing::warn!(intake = %intake.name, "rows of {} are {} later: failed to {text}", intake.table, self.what);
+                tracing::warn!(intake = %intake.name, "rows of {} are {} later: {text}", intake.table, self.what);
             }
             return OTHERS;
         }

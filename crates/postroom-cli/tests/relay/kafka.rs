@@ -1,4 +1,4 @@
-//! Relays that publish to Kafka, under kills of all of them; and what the doctor says of a topic.
+//! Relays that publish to Kafka and fill an inbox from it, under kills of all of them; and what the doctor says of a topic.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -27,10 +27,16 @@ const MESSAGES: usize = 20_000;
 /// What a relay that is killed, or a broker that does not answer, may have on its way: four batches of a thousand.
 const IN_FLIGHT_MAX: usize = 4_000;
 
-fn configuration(rig: &Rig, server: &KafkaServer) -> String {
+fn configuration(rig: &Rig, server: &KafkaServer, inbox: bool) -> String {
+    let inbox = format!(
+        "[[inboxes]]\nconsumer = \"billing\"\n[inboxes.from]\nkind = \"kafka\"\nurl = \"kafka://{}\"\ntopics = [\"shop\"]\ngroup = \"billing\"\n\
+         prefetch = 200\n",
+        server.address()
+    )
+    .repeat(usize::from(inbox));
     format!(
         "[store]\nurl = {:?}\n[relay]\nlease = \"1s\"\npoll_idle = \"50ms\"\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"kafka\"\n\
-         url = \"kafka://{}\"\ntopic = \"shop\"\npublish_deadline_seconds = 3\n",
+         url = \"kafka://{}\"\ntopic = \"shop\"\npublish_deadline_seconds = 3\n{inbox}",
         rig.database.url(),
         server.address()
     )
@@ -41,11 +47,14 @@ async fn nothing_is_lost_or_out_of_order_through_kafka_while_everything_is_kille
     let rig = Rig::shared().await;
     let mut server = KafkaServer::start(&surroundings::scratch("kafka"), 0).unwrap();
     let topic = AuditTopic::create(&server.address(), "shop", 6, &[]).await;
-    let text = configuration(&rig, &server);
+    let text = configuration(&rig, &server, true);
     let start = |name: &str| rig.relay_with(&program(), name, &text, &[]);
     let mut processes = vec![start("one"), start("two")];
     let (committed, writers) = rig.write(MESSAGES, 71);
     let mut chance = Chance::new(71);
+    let client = rig.database.connect().await;
+    let kept =
+        async || -> i64 { client.query_one("select count(*) from postroom.inbox_messages", &[]).await.unwrap().get(0) };
     let faults = 8;
     for fault in 0..faults {
         // Something is on its way.
@@ -84,11 +93,15 @@ async fn nothing_is_lost_or_out_of_order_through_kafka_while_everything_is_kille
         writer.await.unwrap();
     }
     rig.drained().await;
+    rig.until("the inbox has all of them", async || kept().await >= MESSAGES as i64).await;
     for process in processes {
         assert_eq!(process.terminate().0, Some(0));
     }
+    let rows = client.query("select message_id from postroom.inbox_messages order by seq", &[]).await.unwrap();
     let history = History {
         stored: topic.read().await.into_iter().map(|stored| stored.id).collect(),
+        // What the topic has twice is there once.
+        kept: Some(rows.iter().map(|row| row.get::<_, uuid::Uuid>(0).to_string()).collect()),
         ..rig.history(faults * IN_FLIGHT_MAX, false).await
     };
     println!("{} committed, {} in the topic", history.committed.len(), history.stored.len());
@@ -101,7 +114,7 @@ async fn a_missing_topic_holds_up_the_route_and_the_doctor_says_what_a_topic_wou
     let rig = Rig::shared().await;
     let server = KafkaServer::start(&surroundings::scratch("kafka"), 0).unwrap();
     let config = rig.dir.join("kafka.toml");
-    std::fs::write(&config, configuration(&rig, &server)).unwrap();
+    std::fs::write(&config, configuration(&rig, &server, false)).unwrap();
     let config = config.display().to_string();
     rig.write_some(30).await;
     let checked = postroom(&["check", "--config", &config]);

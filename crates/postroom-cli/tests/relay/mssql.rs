@@ -138,3 +138,27 @@ async fn the_program_works_on_an_emulation_of_sql_server() {
     let script = store.run(&["migrate", "--print-sql"]).await;
     assert!(String::from_utf8_lossy(&script.stdout).contains("create procedure postroom_enqueue"));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_fourth_articles_table_ends_with_a_balanced_ledger_on_an_emulation_of_sql_server() {
+    let database = Database::create().await;
+    let port = mssql::start(database.url().to_owned()).await;
+    let url = format!("sqlserver://sa:secret@127.0.0.1:{port}/shop?encrypt=false");
+    let mut articles = Command::new(surroundings::articles_binary());
+    surroundings::without_tests(&mut articles);
+    articles.args(["--json", "--only", "status-codes, SQL Server", "--messages", "300", "--mssql", &url]).args([
+        "--store",
+        &surroundings::postgres_url(),
+        "--rabbitmq",
+        &surroundings::rabbitmq_url(),
+    ]);
+    let output = tokio::task::spawn_blocking(move || articles.output().unwrap()).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let shown = told(&output);
+    let ledger = &shown["systems"][0];
+    assert!(ledger["committed"].as_i64().unwrap() >= 300 && ledger["rolled_back"].as_i64().unwrap() > 10, "{ledger}");
+    for name in ["lost", "ghosts", "repeated_effects", "out_of_order", "unmarked"] {
+        assert_eq!(ledger[name], 0, "{name} in {ledger}");
+    }
+}

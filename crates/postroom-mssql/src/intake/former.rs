@@ -5,7 +5,7 @@ use std::time::Duration;
 use postroom::{Deed, Intake, Stuck, TableIndex, TableName};
 use tiberius::error::Error;
 
-use super::table::name_of;
+use super::table::{name_of, quoted};
 use super::{now_us, set, statements, whole, wrong};
 use crate::conn::Conn;
 use crate::desk::{Failed, begin};
@@ -26,7 +26,8 @@ pub(crate) async fn indexes(conn: &mut Conn, table: &TableName) -> Result<Vec<Ta
     let mut indexes: Vec<TableIndex> = Vec::new();
     for (name, column, is_included, condition) in parts {
         if indexes.last().is_none_or(|last| last.name != name) {
-            indexes.push(TableIndex { name, columns: Vec::new(), included: Vec::new(), condition });
+            let removal = format!("drop index {} on {}", quoted(&name), name_of(table));
+            indexes.push(TableIndex { name, columns: Vec::new(), included: Vec::new(), condition, removal });
         }
         if let Some(last) = indexes.last_mut() {
             if is_included { last.included.push(column) } else { last.columns.push(column) }

@@ -11,7 +11,7 @@ use postroom::{
 };
 
 use crate::conn::Conn;
-use crate::connect::{Settings, store_error};
+use crate::connect::{Settings, is_duplicate, store_error};
 use crate::link::Link;
 use crate::log::claim::{self, LaneRead};
 use crate::log::lanes::{self, Renewed, Watch};
@@ -109,7 +109,14 @@ impl MssqlSource {
                 hint: "use a newer postroom",
             });
         }
-        let work = async |conn: &mut Conn| lanes::register(conn, &self.route, &self.owner).await;
+        let work = async |conn: &mut Conn| match lanes::register(conn, &self.route, &self.owner).await {
+            // Another relay has registered it at this moment.
+            Err(error) if is_duplicate(&error) => {
+                conn.rollback().await?;
+                lanes::register(conn, &self.route, &self.owner).await
+            }
+            done => done,
+        };
         let settings = self.leases.call("register the route", work).await?;
         if settings != self.route.settings() {
             tracing::warn!(

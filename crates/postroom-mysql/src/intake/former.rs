@@ -6,6 +6,7 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row};
 use postroom::{Deed, Intake, Stuck, TableIndex, TableName};
 
+use super::table::quoted;
 use super::{now_us, rows, set, statements, wrong};
 use crate::desk::{Failed, begin};
 use crate::log::json;
@@ -18,7 +19,8 @@ pub(crate) async fn indexes(conn: &mut Conn, table: &TableName) -> Result<Vec<Ta
     let mut indexes: Vec<TableIndex> = Vec::new();
     for (name, column) in parts {
         if indexes.last().is_none_or(|last| last.name != name) {
-            indexes.push(TableIndex { name, columns: Vec::new(), included: Vec::new(), condition: None });
+            let removal = format!("drop index {} on {}", quoted(&name), name_of(table));
+            indexes.push(TableIndex { name, columns: Vec::new(), included: Vec::new(), condition: None, removal });
         }
         if let Some(last) = indexes.last_mut() {
             // An expression has no name.
@@ -76,4 +78,9 @@ pub(crate) async fn free(
     audit(&mut tx, deed, "intake.again", &filter, &[] as &[&str]).await?;
     tx.commit().await?;
     Ok(keys.len() as u64)
+}
+
+fn name_of(table: &TableName) -> String {
+    let schema = table.schema.as_ref().map_or_else(String::new, |schema| format!("{}.", quoted(schema)));
+    format!("{schema}{}", quoted(&table.name))
 }

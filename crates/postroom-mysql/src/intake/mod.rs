@@ -4,6 +4,7 @@
 mod fates;
 mod former;
 mod table;
+mod trial;
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +12,7 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Params, Row, Transaction, Value};
 use postroom::{
     Deed, Done, DoneWhen, EnqueueError, Finding, FoundTable, Intake, IntakeRow, IntakeStatus, MarkedRows, Marking,
-    Message, Outbox, Previewed, SetAside, Setting, StoreError, TableName, TookIn, crash_point, rows_within,
+    Message, Outbox, Previewed, Searched, SetAside, Setting, StoreError, TableName, TookIn, crash_point,
 };
 
 use crate::Mysql;
@@ -102,34 +103,36 @@ struct Refused {
     error: String,
 }
 
-pub(crate) async fn take_in(conn: &mut Conn, intake: &Intake, max: usize) -> Result<TookIn, Failed> {
+pub(crate) async fn take_in(conn: &mut Conn, intake: &Intake, mut max: usize) -> Result<TookIn, Failed> {
     let statements = statements(conn, intake).await?;
     register(conn, intake).await?;
     let mut tx = begin(conn).await?;
     if !turn(&mut tx, intake).await? {
         return Ok(TookIn { others: true, ..TookIn::default() });
     }
-    let mut max = i64::try_from(max).unwrap_or(i64::MAX);
     if intake.done == DoneWhen::Sent && intake.taken.is_empty() {
         let sql =
             "select count(*) from (select 1 from postroom_intake_rows where intake = ? and state = 'taken' limit ?) c";
         let open: i64 = tx.exec_first(sql, (&intake.name, OPEN_MAX)).await?.unwrap_or_default();
-        max = max.min(OPEN_MAX - open);
-        if max <= 0 {
+        max = max.min(usize::try_from(OPEN_MAX - open).unwrap_or_default());
+        if max == 0 {
             return Ok(TookIn::default());
         }
     }
-    let next = rows(&mut tx, statements.next_keys(&intake.name, max)).await?;
-    let next = next.into_iter().map(|row| statements.keys_of(row)).collect::<Result<Vec<_>, _>>()?;
-    if next.is_empty() {
-        return Ok(TookIn::default());
+    let mut search = intake.search(max);
+    while let Some(many) = search.reads() {
+        let many = i64::try_from(many).unwrap_or(i64::MAX);
+        let next = rows(&mut tx, statements.next_keys(&intake.name, many)).await?;
+        search.read(next.into_iter().map(|row| statements.keys_of(row)).collect::<Result<_, _>>()?);
+        while let Some(chunk) = search.locks() {
+            let free = rows(&mut tx, statements.free(&chunk)).await?;
+            search.locked(&chunk, free.iter().map(|row| statements.whole(row)).collect());
+        }
     }
-    let (mut next, sizes): (Vec<IntakeRow>, Vec<i64>) = next.into_iter().unzip();
-    let more = next.len() as i64 >= max || rows_within(sizes.iter().copied()) < next.len();
-    next.truncate(rows_within(sizes));
-    let free = rows(&mut tx, statements.free(&next)).await?;
-    let free = free.iter().map(|row| statements.whole(row)).collect();
-    let (whole, held) = intake.free_of(&next, free);
+    let Searched { whole, held, more } = search.end();
+    if whole.is_empty() {
+        return Ok(TookIn { held, ..TookIn::default() });
+    }
     let now = now_us(&mut tx).await?;
     let (mut messages, mut refused): (Vec<(String, Message)>, Vec<Refused>) = (Vec::new(), Vec::new());
     for row in whole {
@@ -144,14 +147,7 @@ pub(crate) async fn take_in(conn: &mut Conn, intake: &Intake, max: usize) -> Res
     crash_point("intake-before-commit");
     tx.commit().await?;
     crash_point("intake-after-commit");
-    Ok(TookIn {
-        taken,
-        refused: refused.len() as u64,
-        held,
-        // Where all that was found is held, others must let go first.
-        more: more && !(taken == 0 && refused.is_empty()),
-        others: false,
-    })
+    Ok(TookIn { taken, refused: refused.len() as u64, held, more, others: false })
 }
 
 /// Sets messages aside whose id is in the outbox, or among those before them: the same message, written twice.
@@ -465,7 +461,10 @@ pub(crate) async fn check(conn: &mut Conn, intake: &Intake) -> Result<Vec<Findin
     let named = format!("intake {}, table {}", intake.name, intake.table);
     let Some(table) = Table::read(conn, intake).await? else {
         let advice = "name it as database.table; without a database it is looked for in that of the URL";
-        return Ok(vec![Finding::bad(format!("{named}: there is no such table"), advice)]);
+        return Ok(vec![Finding::bad(
+            format!("{named}: there is no such table, or this user may not read it"),
+            advice,
+        )]);
     };
     if table.kind != "BASE TABLE" {
         let advice = "name the table that applications write to: rows of a view cannot be locked and marked";
@@ -503,6 +502,9 @@ pub(crate) async fn check(conn: &mut Conn, intake: &Intake) -> Result<Vec<Findin
             }
             Err(error) => return Err(error.into()),
         }
+    }
+    if let Some(bad) = trial::tried(conn, intake, &statements, &named).await? {
+        return Ok(vec![bad]);
     }
     let mut findings = vec![Finding::good(format!("{named}: its columns, values and rights are there"))];
     if let Some(why) = intake.without_index(&statements.table.shape, &statements.row) {

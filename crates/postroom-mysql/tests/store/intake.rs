@@ -97,3 +97,21 @@ async fn a_table_without_transactions_is_refused() {
         assert!(store.take_in(&intake(table, "done", "0", "1"), 10).await.is_err());
     }
 }
+
+/// A row of such a state never comes, so nothing would ever be taken.
+#[tokio::test]
+async fn a_state_that_no_row_can_have_is_told() {
+    let shop = Shop::create().await;
+    let store = Database::new(&shop.url).unwrap();
+    shop.run("create table labels (id int primary key, p text, state enum('new', 'done'))").await;
+    shop.run("create table checked (id int primary key, p text, state varchar(9) check (state in ('new', 'done')), key (state))").await;
+    for (table, told) in [("labels", "its type is enum"), ("checked", "excludes it")] {
+        let found = store.check_intake(&intake(table, "state", "nwe", "done")).await.unwrap();
+        assert!(!found[0].ok && found[0].found.contains("never \"nwe\""), "{found:?}");
+        assert!(found[0].found.contains(told), "{found:?}");
+        assert!(store.check_intake(&intake(table, "state", "new", "done")).await.unwrap()[0].ok);
+        shop.run(&format!("insert into {table} values (1, 'p', 'new')")).await;
+        let found = store.check_intake(&intake(table, "state", "new", "dnoe")).await.unwrap();
+        assert!(!found[0].ok && found[0].found.contains(": sent: the one row"), "{found:?}");
+    }
+}

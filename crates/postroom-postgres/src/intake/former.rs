@@ -23,6 +23,7 @@ pub(crate) async fn indexes(connector: &Connector, table: &TableName) -> Result<
             columns: row.try_get(1)?,
             included: row.try_get(2)?,
             condition: row.try_get(3)?,
+            removal: format!("drop index {}", shown(row, 4)?),
         })
     };
     rows.iter().map(index).collect::<Result<_, tokio_postgres::Error>>().map_err(failed)

@@ -3,13 +3,14 @@
 
 mod former;
 mod table;
+mod trial;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 use postroom::{
-    Deed, Done, DoneWhen, EnqueueError, Finding, FoundTable, Intake, IntakeRow, IntakeStatus, MarkedRows, Marking,
-    Message, Outbox, Previewed, RowFate, SetAside, Setting, StoreError, TableName, TookIn, crash_point, rows_within,
+    Deed, Done, DoneWhen, EnqueueError, Finding, FoundTable, Intake, IntakeStatus, MarkedRows, Marking, Message,
+    Outbox, Previewed, RowFate, Searched, SetAside, Setting, StoreError, TableName, TookIn, crash_point,
 };
 use tokio_postgres::Transaction;
 use tokio_postgres::types::ToSql;
@@ -31,6 +32,8 @@ const OPEN_MAX: i64 = 10_000;
 const COUNTED: i64 = 10_000;
 /// So many rows that were set aside are shown.
 const ASIDE_SHOWN: i64 = 20;
+/// An update of a row that is there had no effect.
+const UNCHANGED: &str = "the update had no effect: a trigger or a policy of the table suppresses it";
 
 /// What the steps of one intake keep from one to the next.
 pub(crate) struct Kept {
@@ -143,7 +146,7 @@ pub(crate) async fn take_in(
     connector: &Connector,
     kept: &AllKept,
     intake: &Intake,
-    max: usize,
+    mut max: usize,
 ) -> Result<TookIn, StoreError> {
     let failed = |error| table_error("take rows of a table; nothing was taken", error);
     let mut at_hand = Kept::of(connector, kept.take(intake), intake).await?;
@@ -154,34 +157,37 @@ pub(crate) async fn take_in(
         kept.put(at_hand);
         return Ok(TookIn { others: true, ..TookIn::default() });
     }
-    let mut max = i64::try_from(max).unwrap_or(i64::MAX);
     if intake.done == DoneWhen::Sent && intake.taken.is_empty() {
         let sql = "select count(*) from (select from postroom.intake_rows r where r.intake = $1 and r.state = 'taken' limit $2) c";
         let open: i64 =
             tx.query_one(sql, &[&intake.name, &OPEN_MAX]).await.map_err(failed)?.try_get(0).map_err(failed)?;
-        max = max.min(OPEN_MAX - open);
-        if max <= 0 {
+        max = max.min(usize::try_from(OPEN_MAX - open).unwrap_or_default());
+        if max == 0 {
             drop(tx);
             kept.put(at_hand);
             return Ok(TookIn::default());
         }
     }
-    let values = parameters(&intake.name, &max, &statements.pending_values);
-    let next = tx.query(&statements.next_keys(), &values).await.map_err(failed)?;
-    if next.is_empty() {
+    let mut search = intake.search(max);
+    while let Some(many) = search.reads() {
+        let many = i64::try_from(many).unwrap_or(i64::MAX);
+        let values = parameters(&intake.name, &many, &statements.pending_values);
+        let next = tx.query(&statements.next_keys(), &values).await.map_err(failed)?;
+        search.read(next.iter().map(|row| statements.keys_of(row)).collect::<Result<_, _>>().map_err(failed)?);
+        while let Some(chunk) = search.locks() {
+            let keys: Vec<&str> = chunk.iter().map(|row| row.row.as_str()).collect();
+            let values = parameters(&intake.name, &keys, &statements.pending_values);
+            let free = tx.query(&statements.free(), &values).await.map_err(failed)?;
+            let free = free.iter().map(|row| statements.whole(row)).collect::<Result<_, _>>().map_err(failed)?;
+            search.locked(&chunk, free);
+        }
+    }
+    let Searched { whole, held, more } = search.end();
+    if whole.is_empty() {
         drop(tx);
         kept.put(at_hand);
-        return Ok(TookIn::default());
+        return Ok(TookIn { held, ..TookIn::default() });
     }
-    let next = next.iter().map(|row| statements.keys_of(row)).collect::<Result<Vec<_>, _>>().map_err(failed)?;
-    let (mut next, sizes): (Vec<IntakeRow>, Vec<i64>) = next.into_iter().unzip();
-    let more = next.len() as i64 >= max || rows_within(sizes.iter().copied()) < next.len();
-    next.truncate(rows_within(sizes));
-    let at_once = next.len() as i64;
-    let values = parameters(&intake.name, &at_once, &statements.pending_values);
-    let free = tx.query(&statements.next_free(), &values).await.map_err(failed)?;
-    let free = free.iter().map(|row| statements.whole(row)).collect::<Result<Vec<_>, _>>().map_err(failed)?;
-    let (whole, held) = intake.free_of(&next, free);
     let now = now_us(&tx).await.map_err(failed)?;
     let (mut messages, mut refused): (Vec<(String, Message)>, Vec<Refused>) = (Vec::new(), Vec::new());
     for row in whole {
@@ -197,14 +203,7 @@ pub(crate) async fn take_in(
     tx.commit().await.map_err(failed)?;
     crash_point("intake-after-commit");
     kept.put(at_hand);
-    Ok(TookIn {
-        taken,
-        refused: refused.len() as u64,
-        held,
-        // Where all that was found is held, others must let go first.
-        more: more && !(taken == 0 && refused.is_empty()),
-        others: false,
-    })
+    Ok(TookIn { taken, refused: refused.len() as u64, held, more, others: false })
 }
 
 /// Sets messages aside whose id is in the outbox, or among those before them: the same message, written twice.
@@ -280,7 +279,10 @@ async fn write_at_once(
             let sql = "insert into postroom.intake_rows (intake, row_key, id, state)
                        select $1, u.row_key, u.id, 'taken' from unnest($2::text[], $3::uuid[]) with ordinality u (row_key, id, n) order by u.n";
             point.execute(sql, &[&intake.name, &rows, &ids]).await.map_err(Failed::of)?;
-            set(&point, statements, &intake.taken, rows, &[]).await.map_err(Failed::of)?;
+            // They are locked here, so nobody else has removed them.
+            if set(&point, statements, &intake.taken, rows, &[]).await.map_err(Failed::of)? < rows.len() as u64 {
+                return Err(Failed::Row(UNCHANGED.to_owned()));
+            }
         }
         DoneWhen::Taken => finish(&point, statements, &intake.sent, rows).await.map_err(Failed::of)?,
     }
@@ -318,7 +320,7 @@ async fn set_where_possible(
         let failed = |error| table_error("mark rows; nothing was changed", error);
         let point = tx.savepoint("postroom_row").await.map_err(failed)?;
         match set(&point, statements, settings, std::slice::from_ref(row), &[error]).await {
-            Ok(()) => point.commit().await.map_err(failed)?,
+            Ok(_) => point.commit().await.map_err(failed)?,
             Err(error) if of_row(&error).is_some() => point.rollback().await.map_err(failed)?,
             Err(error) => return Err(failed(error)),
         }
@@ -326,18 +328,19 @@ async fn set_where_possible(
     Ok(())
 }
 
+/// How many rows were changed.
 async fn set(
     tx: &Transaction<'_>,
     statements: &Statements,
     settings: &[(String, Setting)],
     rows: &[String],
     errors: &[&str],
-) -> Result<(), tokio_postgres::Error> {
+) -> Result<u64, tokio_postgres::Error> {
     if settings.is_empty() || rows.is_empty() {
-        return Ok(());
+        return Ok(rows.len() as u64);
     }
     let (sql, values) = statements.set(settings);
-    tx.execute(&sql, &parameters(&rows, &errors, &values)).await.map(drop)
+    tx.execute(&sql, &parameters(&rows, &errors, &values)).await
 }
 
 async fn finish(
@@ -347,7 +350,7 @@ async fn finish(
     rows: &[String],
 ) -> Result<(), tokio_postgres::Error> {
     match done {
-        Done::Set(settings) => set(tx, statements, settings, rows, &[]).await,
+        Done::Set(settings) => set(tx, statements, settings, rows, &[]).await.map(drop),
         Done::Delete if rows.is_empty() => Ok(()),
         Done::Delete => tx.execute(&statements.delete(), &[&rows]).await.map(drop),
     }
@@ -595,6 +598,10 @@ pub(crate) async fn check(connector: &Connector, intake: &Intake) -> Result<Vec<
                 "change [[intake]] in the configuration, or grant the role select, update and delete on the table";
             return Ok(vec![Finding::bad(format!("{named}: {place}: {}", told.message()), advice)]);
         }
+    }
+    drop(tx);
+    if let Some(bad) = trial::tried(&mut session, intake, &statements, &named).await? {
+        return Ok(vec![bad]);
     }
     let mut findings = vec![Finding::good(format!("{named}: its columns, values and rights are there"))];
     if let Some(why) = intake.without_index(&statements.table.shape, &statements.row) {

@@ -164,6 +164,18 @@ impl Statements {
         self.select("", &self.columns, "")
     }
 
+    /// Of the rows `$2`, as text, those that nobody else has locked, locked.
+    pub fn free(&self) -> String {
+        let read: String = self.columns.iter().map(|name| format!(", {}", self.read_as(name))).collect();
+        format!(
+            "select f.{row}::text{read} from {} f where f.{row} = any (array(select u::{} from unnest($2::text[]) u)) and {} for update of f skip locked",
+            self.table.name,
+            self.row.type_name,
+            self.pending,
+            row = quoted(&self.row.name)
+        )
+    }
+
     /// The next rows that nobody else has locked, locked.
     pub fn next_free(&self) -> String {
         self.select("", &self.columns, "for update of f skip locked")

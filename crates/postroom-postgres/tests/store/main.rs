@@ -11,6 +11,7 @@ mod connections;
 mod contract;
 mod deaths;
 mod fixture;
+mod intake;
 mod leases;
 mod log_source;
 mod migrations;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use postroom::{Deed, Intake, StoreError, Stuck, TableIndex, TableName};
 use rusqlite::{Connection, TransactionBehavior, params_from_iter};
 
+use super::table::quoted;
 use super::{now_us, set, statements, wrong};
 use crate::connect::store_error;
 use crate::operate::dead::audit;
@@ -24,7 +25,8 @@ pub(crate) fn indexes(connection: &Connection, table: &TableName) -> Result<Vec<
         if indexes.last().is_none_or(|last| last.name != name) {
             let lower = sql.unwrap_or_default().to_lowercase();
             let condition = lower.split_once(" where ").map(|(_, condition)| condition.to_owned());
-            indexes.push(TableIndex { name, columns: Vec::new(), included: Vec::new(), condition });
+            let removal = format!("drop index {}", quoted(&name));
+            indexes.push(TableIndex { name, columns: Vec::new(), included: Vec::new(), condition, removal });
         }
         if let Some(last) = indexes.last_mut() {
             // An expression has no name.

@@ -3,6 +3,7 @@
 
 mod former;
 mod table;
+mod trial;
 
 use std::collections::HashMap;
 
@@ -435,7 +436,7 @@ pub(crate) fn again(
     Ok(gone.len() as u64 + unmarked)
 }
 
-pub(crate) fn check(connection: &Connection, intake: &Intake) -> Result<Vec<Finding>, StoreError> {
+pub(crate) fn check(connection: &mut Connection, intake: &Intake) -> Result<Vec<Finding>, StoreError> {
     let failed = |error| store_error("look at a table", error);
     let named = format!("intake {}, table {}", intake.name, intake.table);
     let Some(table) = Table::read(connection, intake).map_err(failed)? else {
@@ -466,6 +467,9 @@ pub(crate) fn check(connection: &Connection, intake: &Intake) -> Result<Vec<Find
         if let Err(error) = connection.prepare(&sql) {
             return Ok(vec![Finding::bad(format!("{named}: {place}: {error}"), advice)]);
         }
+    }
+    if let Some(bad) = trial::tried(connection, intake, &statements, &named).map_err(failed)? {
+        return Ok(vec![bad]);
     }
     let mut findings = vec![Finding::good(format!("{named}: its columns and statements fit"))];
     let sql = "select s.sql not like '%autoincrement%' from sqlite_schema s where s.name = ?1 and s.type = 'table'";

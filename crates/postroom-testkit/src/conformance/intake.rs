@@ -50,12 +50,14 @@ macro_rules! intake_conforms {
             a_row_that_is_no_message_is_set_aside_and_the_others_go_on
             a_row_that_refuses_to_be_changed_holds_up_nobody
             a_row_that_is_locked_holds_up_its_key_alone
+            rows_behind_many_that_are_locked_are_found
             what_was_rolled_back_is_never_taken_and_what_commits_late_is
             a_dead_message_is_marked_and_what_becomes_of_it_too
             what_is_not_known_to_be_sent_is_not_called_sent
             what_no_route_takes_waits
             two_processes_take_each_row_once
             a_mapping_that_does_not_fit_is_told_before_anything_is_taken
+            a_value_that_no_row_takes_is_told_before_anything_is_taken
             a_preview_a_count_and_a_search_change_nothing
             rows_that_nothing_marks_are_taken_up_to_a_bound
             rows_that_a_former_relay_left_behind_are_given_back_and_no_others
@@ -293,6 +295,30 @@ pub async fn a_row_that_is_locked_holds_up_its_key_alone<F: Taking>(store: F) {
     assert_eq!(drain(&source).await, [ids[0], ids[2]]);
 }
 
+/// However many there are at the front, and however many of the key of one that is locked: the others go on.
+pub async fn rows_behind_many_that_are_locked_are_found<F: Taking>(store: F) {
+    let source = holding(&store, "relay").await;
+    let ids = write(&store, &["a", "a", "a", "a", "a", "a", "a", "b", "c"]).await;
+    let of = store.store();
+    let Some(held) = store.hold("update shop_outbox set error = 'x' where n = 1").await else {
+        return;
+    };
+    let took = intakes(of.as_ref()).take_in(&shop(), 2).await.expect("take");
+    assert_eq!((took.taken, took.held), (2, 7));
+    let mut sent = drain(&source).await;
+    sent.sort_unstable();
+    assert_eq!(sent, ids[7..]);
+    store.let_go(held).await;
+    let many = "update shop_outbox set error = 'x' where n <= 7";
+    let Some(held) = store.hold(many).await else { return };
+    let last = write(&store, &["d"]).await;
+    assert_eq!(intakes(of.as_ref()).take_in(&shop(), 2).await.expect("take").taken, 1);
+    assert_eq!(drain(&source).await, last);
+    store.let_go(held).await;
+    assert_eq!(take(&store, &shop()).await.taken, 7);
+    assert_eq!(drain(&source).await, ids[..7], "I4");
+}
+
 /// I1, I2.
 pub async fn what_was_rolled_back_is_never_taken_and_what_commits_late_is<F: Taking>(store: F) {
     let source = holding(&store, "relay").await;
@@ -407,6 +433,11 @@ pub async fn a_mapping_that_does_not_fit_is_told_before_anything_is_taken<F: Tak
         ),
         (Intake { sent: Done::Set(vec![set("status", Setting::Null)]), ..shop() }, "cannot be set to $null"),
         (Intake { sent: Done::Set(vec![set("k", Setting::Now)]), ..shop() }, "cannot be set to $now"),
+        (Intake { sent: Done::Set(vec![to("n", "7")]), ..shop() }, "sent: column \"n\""),
+        (
+            Intake { dead: vec![to("status", "1"), set("sent_at", Setting::Now)], ..shop() },
+            "would pass for one that was sent",
+        ),
     ] {
         let of = store.store();
         let found = intakes(of.as_ref()).check_intake(&wrong).await.expect("check");
@@ -418,6 +449,37 @@ pub async fn a_mapping_that_does_not_fit_is_told_before_anything_is_taken<F: Tak
     assert_eq!(states(&store).await, ["0"]);
     let found = intakes(store.store().as_ref()).check_intake(&shop()).await.expect("check");
     assert!(found[0].ok, "{found:?}");
+}
+
+/// A constraint or a trigger would show only when the message was sent: it is tried before, on rows that wait, and rolled back.
+pub async fn a_value_that_no_row_takes_is_told_before_anything_is_taken<F: Taking>(store: F) {
+    store.run("create unique index shop_outbox_error on shop_outbox (error)").await;
+    write(&store, &["a"]).await;
+    store.run("update shop_outbox set status = 1, error = 'once'").await;
+    let once = to("error", "once");
+    let when_sent = Intake { sent: Done::Set(vec![to("status", "1"), once.clone()]), ..shop() };
+    let of = store.store();
+    let check = async |intake: &Intake| intakes(of.as_ref()).check_intake(intake).await.expect("check");
+    let found = check(&when_sent).await;
+    assert!(found[0].ok, "no row waits, so none can be tried: {found:?}");
+    write(&store, &["b", "c"]).await;
+    for (place, wrong) in [
+        ("taken", Intake { taken: vec![once.clone()], ..shop() }),
+        ("sent", when_sent),
+        ("dead", Intake { dead: vec![to("status", "3"), once], ..shop() }),
+    ] {
+        let found = check(&wrong).await;
+        let told = format!(": {place}: all 2 rows tried");
+        assert!(!found[0].ok && found[0].found.contains(&told), "{place}: {found:?}");
+    }
+    assert!(check(&shop()).await[0].ok);
+    assert_eq!(states(&store).await, ["1", "0", "0"], "all of it was rolled back");
+    write(&store, &["d"]).await;
+    store.run("update shop_outbox set body = null where status = 0").await;
+    let found = check(&shop()).await;
+    assert!(!found[0].ok && found[0].found.contains("none of the first 3 rows"), "{found:?}");
+    store.run("update shop_outbox set body = 'x' where k = 'd'").await;
+    assert!(check(&shop()).await[0].ok, "one row that is no message is set aside later");
 }
 
 pub async fn a_preview_a_count_and_a_search_change_nothing<F: Taking>(store: F) {

@@ -56,3 +56,5 @@ create view sys.dm_tran_session_transactions as select 0::bigint as transaction_
 create view sys.dm_exec_requests as select 0 as session_id, 0 as sql_handle where false;
 create view sys.dm_exec_sessions as select 0 as session_id, 1 as database_id, '' as login_name, null::text as host_name where false;
 create function sys.dm_exec_sql_text(int) returns table (text text) language sql as $$ select '' $$;
+
+create or replace function newid() returns text language sql volatile as $$ select gen_random_uuid()::text $$;

@@ -3,8 +3,10 @@
 
 mod fate;
 mod mapping;
+mod search;
 mod shape;
 mod template;
+mod trial;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,8 +22,10 @@ use crate::store::Finding;
 
 pub use fate::{Marking, OnRoute, RowFate};
 pub use mapping::Mapping;
-pub use shape::{Column, Holds, Shape, number_of, rows_within};
+pub use search::{Search, Searched, rows_within};
+pub use shape::{Column, Holds, Shape, number_of};
 pub use template::{InvalidTemplate, Template};
+pub use trial::Trial;
 
 /// One table whose rows are taken.
 #[derive(Debug, Clone, PartialEq)]
@@ -319,6 +323,8 @@ pub struct TableIndex {
     pub included: Vec<String>,
     /// Only rows that fulfil this are in it; in SQL.
     pub condition: Option<String>,
+    /// The statement that removes it.
+    pub removal: String,
 }
 
 /// A table that may be one that applications write messages to.

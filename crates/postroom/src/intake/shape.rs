@@ -1,8 +1,6 @@
 //! Pure: whether a mapping fits a table, and which of the rows found are taken.
 
-use std::collections::{HashMap, HashSet};
-
-use super::{Done, Intake, Literal, Row, Setting};
+use super::{Done, Intake, Literal, Setting};
 
 /// What a column holds, as far as it matters how it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +117,9 @@ impl Intake {
             for (name, setting) in settings {
                 match shape.column(name) {
                     None => wrong.push(format!("{place}: there is no column {name:?}")),
+                    Some(column) if row.is_some_and(|row| row.name == column.name) => {
+                        wrong.push(format!("{place}: column {name:?} identifies the row, and stays as it is"));
+                    }
                     Some(column) if column.is_generated => {
                         wrong.push(format!("{place}: column {name:?} is generated, and nobody can set it"));
                     }
@@ -132,6 +133,12 @@ impl Intake {
                     Some(_) => {}
                 }
             }
+        }
+        if !sent.is_empty() && self.dead == *sent {
+            wrong.push(
+                "dead: it is the same as `sent`, so a row whose message is dead would pass for one that was sent"
+                    .to_owned(),
+            );
         }
         let literals = self.pending.iter().flat_map(|(name, values)| values.iter().map(move |value| (name, value)));
         let literals = literals.filter_map(|(name, value)| match value {
@@ -176,25 +183,6 @@ impl Intake {
         columns.dedup();
         columns
     }
-
-    /// Of the `next` rows those that are free, in their order and without those that come behind one of their key that is not: somebody else
-    /// has that one locked. And how many are held.
-    pub fn free_of(&self, next: &[Row], free: Vec<Row>) -> (Vec<Row>, u64) {
-        let mut free: HashMap<String, Row> = free.into_iter().map(|row| (row.row.clone(), row)).collect();
-        let (mut waits, mut whole, mut held) = (HashSet::new(), Vec::new(), 0);
-        for row in next {
-            // A key that cannot be read is no key: the row is refused later, for the same reason.
-            let key = self.message.key_of(row).unwrap_or_default();
-            match free.remove(&row.row) {
-                Some(found) if key.as_ref().is_none_or(|key| !waits.contains(key)) => whole.push(found),
-                _ => {
-                    held += 1;
-                    waits.extend(key);
-                }
-            }
-        }
-        (whole, held)
-    }
 }
 
 /// A number as it is written in SQL; none: it is not one. Truths are 1 and 0.
@@ -209,15 +197,4 @@ pub fn number_of(text: &str) -> Option<String> {
     let all_digits =
         |text: &str| !text.is_empty() && text.len() <= 40 && text.bytes().all(|byte| byte.is_ascii_digit());
     (all_digits(whole) && all_digits(part)).then(|| text.to_owned())
-}
-
-/// How many of the next rows are read at once, by their sizes in bytes: one at least.
-pub fn rows_within(sizes: impl IntoIterator<Item = i64>) -> usize {
-    const BYTES_MAX: i64 = 8 << 20;
-    let mut bytes = 0_i64;
-    let fits = |size: &i64| {
-        bytes = bytes.saturating_add((*size).max(0));
-        bytes <= BYTES_MAX
-    };
-    sizes.into_iter().take_while(fits).count().max(1)
 }

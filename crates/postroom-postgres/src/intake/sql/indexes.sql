@@ -1,4 +1,4 @@
--- The indexes of a table: name, columns by which it is ordered, columns that it includes, condition. $1 schema, $2 table.
+-- The indexes of a table: name, columns by which it is ordered, columns that it includes, condition, and its name as a statement needs it. $1 schema, $2 table.
 select i.relname::text,
        array(select a.attname::text
                from unnest(x.indkey::int2[]) with ordinality k (attnum, n)
@@ -8,7 +8,8 @@ select i.relname::text,
                from unnest(x.indkey::int2[]) with ordinality k (attnum, n)
                join pg_catalog.pg_attribute a on a.attrelid = x.indrelid and a.attnum = k.attnum
               where k.n > x.indnkeyatts order by k.n),
-       pg_catalog.pg_get_expr(x.indpred, x.indrelid)
+       pg_catalog.pg_get_expr(x.indpred, x.indrelid),
+       case n.nspname when 'public' then '' else pg_catalog.quote_ident(n.nspname) || '.' end || pg_catalog.quote_ident(i.relname)
   from pg_catalog.pg_index x
   join pg_catalog.pg_class i on i.oid = x.indexrelid
   join pg_catalog.pg_class c on c.oid = x.indrelid
