@@ -62,13 +62,16 @@ const BROKERS: &[(&str, &str)] = &[
     ("rabbitmq", "RabbitMQ 3.10"),
     ("nats", "NATS 2.15"),
     ("kafka", "Kafka 4.3"),
+    ("http", "HTTP"),
     ("lines", "file, standard output"),
     ("in_process", "in-process broker"),
 ];
 
 /// What cannot be run at all, because it does not exist.
-const MISSING: &[(&str, &str, &str)] =
-    &[("AMQP 1.0, Redis Streams, MQTT, HTTP, SQS, SMTP", "", "there is no sink and no subscription for them")];
+const MISSING: &[(&str, &str, &str)] = &[
+    ("AMQP 1.0, Redis Streams, MQTT, SQS, SMTP", "", "there is no sink and no subscription for them"),
+    ("HTTP", "receiving", "it has no subscription"),
+];
 
 /// Cases of one suite on one server.
 #[derive(Debug, Default, PartialEq, Eq)]

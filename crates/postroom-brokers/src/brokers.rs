@@ -9,6 +9,8 @@ use postroom::{Sink, Subscription};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+#[cfg(feature = "http")]
+use crate::http;
 #[cfg(feature = "kafka")]
 use crate::kafka;
 use crate::keys::keys_of;
@@ -26,6 +28,8 @@ pub const BROKERS: &[&Broker] = &[
     &nats::BROKER,
     #[cfg(feature = "kafka")]
     &kafka::BROKER,
+    #[cfg(feature = "http")]
+    &http::BROKER,
     &lines::FILE,
     &lines::STDOUT,
 ];

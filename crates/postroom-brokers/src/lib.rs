@@ -1,6 +1,8 @@
 //! Brokers, one folder each. A broker's options, construction, example and docs are in its folder; everything else goes
 //! through [`BROKERS`], the list.
 
+#[cfg(feature = "http")]
+pub mod http;
 pub mod in_process;
 #[cfg(feature = "kafka")]
 pub mod kafka;
@@ -12,9 +14,9 @@ pub mod rabbitmq;
 
 mod brokers;
 mod keys;
-#[cfg(any(feature = "kafka", feature = "nats"))]
+#[cfg(any(feature = "http", feature = "kafka", feature = "nats"))]
 mod template;
-#[cfg(any(feature = "kafka", feature = "nats", feature = "rabbitmq"))]
+#[cfg(any(feature = "http", feature = "kafka", feature = "nats", feature = "rabbitmq"))]
 mod tls;
 
 pub use brokers::{

@@ -70,6 +70,33 @@ impl Template {
         starts && ends
     }
 
+    /// Whether the text differs from message to message.
+    #[cfg(feature = "http")]
+    pub fn has_fields(&self) -> bool {
+        self.0.iter().any(|part| matches!(part, Part::Field(_)))
+    }
+
+    /// The text for a message with each field as `encode` writes it; or why there is none.
+    #[cfg(feature = "http")]
+    pub fn encoded(&self, message: &Message, encode: impl Fn(&str) -> Option<String>) -> Result<String, String> {
+        let mut text = String::new();
+        for part in &self.0 {
+            match part {
+                Part::Text(part) => text.push_str(part),
+                Part::Field(field) => {
+                    let value = value(message, field).filter(|value| !value.is_empty());
+                    let value =
+                        value.ok_or_else(|| format!("needs the field {field} of the message, and it has none"))?;
+                    text.push_str(
+                        &encode(value)
+                            .ok_or_else(|| format!("cannot have {value:?} in it, the field {field} of the message"))?,
+                    );
+                }
+            }
+        }
+        Ok(text)
+    }
+
     /// The text for a message; or the field that it needs and that the message does not have.
     pub fn of(&self, message: &Message) -> Result<String, &'static str> {
         let mut text = String::new();

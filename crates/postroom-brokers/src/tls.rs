@@ -5,11 +5,11 @@
 
 use std::path::{Path, PathBuf};
 
-#[cfg(feature = "nats")]
+#[cfg(any(feature = "http", feature = "nats"))]
 use rustls::pki_types::pem::PemObject;
-#[cfg(feature = "nats")]
+#[cfg(any(feature = "http", feature = "nats"))]
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-#[cfg(feature = "nats")]
+#[cfg(any(feature = "http", feature = "nats"))]
 use rustls::{ClientConfig, RootCertStore};
 
 /// The files that a URL names.
@@ -90,7 +90,7 @@ pub(crate) struct TlsParts {
     pub identity: Option<(String, String)>,
 }
 
-#[cfg(feature = "nats")]
+#[cfg(any(feature = "http", feature = "nats"))]
 impl TlsParts {
     /// A client that verifies the server against the system's roots, or against the CA of one's own.
     pub fn client(&self) -> Result<ClientConfig, String> {
@@ -124,7 +124,7 @@ impl TlsParts {
 }
 
 /// What to do about an error of the handshake, where a person can do something.
-#[cfg(any(feature = "nats", feature = "rabbitmq"))]
+#[cfg(any(feature = "http", feature = "nats", feature = "rabbitmq"))]
 pub(crate) fn hint(error: &str) -> &'static str {
     if error.contains("UnknownIssuer") || error.contains("BadSignature") {
         " (no CA that this machine trusts issued the broker's certificate; for your own CA add cacertfile=/path/to/ca.pem to the url)"

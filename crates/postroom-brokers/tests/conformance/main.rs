@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[cfg(feature = "http")]
+mod http;
 mod in_process;
 #[cfg(feature = "kafka")]
 mod kafka;

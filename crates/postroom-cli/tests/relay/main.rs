@@ -12,6 +12,7 @@ mod doctor;
 mod example;
 mod fillers;
 mod fleet;
+mod http;
 mod intake;
 mod jetstream;
 #[cfg(feature = "kafka")]

@@ -1,0 +1,325 @@
+//! Pure: a message as the headers and the body of a request.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use percent_encoding::{AsciiSet, CONTROLS, NON_ALPHANUMERIC, utf8_percent_encode};
+use postroom::Message;
+use postroom::envelope::{Envelope, HeaderValue};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// The message id, which stays the same when a request is repeated.
+pub(super) const ID: &str = "webhook-id";
+/// When the request was made, in seconds since 1970.
+pub(super) const TIMESTAMP: &str = "webhook-timestamp";
+pub(super) const SIGNATURE: &str = "webhook-signature";
+const CONTENT_TYPE: &str = "content-type";
+const TYPE: &str = "postroom-type";
+const OCCURRED_MS: &str = "postroom-occurred-ms";
+/// An object of the headers that cannot travel as such.
+const OTHERS: &str = "postroom-headers";
+const ENVELOPE: Envelope = Envelope::reserving(&[CONTENT_TYPE, TYPE, OCCURRED_MS, OTHERS]);
+
+/// A message's own header of such a name would mean something to servers and proxies on the way, or pass for one of the route's.
+const TAKEN: [&str; 24] = [
+    "accept-encoding",
+    "authorization",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "cookie",
+    "expect",
+    "forwarded",
+    "host",
+    "keep-alive",
+    "max-forwards",
+    "origin",
+    "postroom-headers",
+    "range",
+    "referer",
+    "set-cookie",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+    "via",
+    "x-forwarded-for",
+];
+const TAKEN_PREFIXES: [&str; 7] = ["webhook-", "ce-", "proxy-", "sec-", "if-", "x-forwarded-", "access-control-"];
+
+/// How a message becomes an event of CloudEvents. <https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/http-protocol-binding.md>
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CloudEvents {
+    /// Attributes in headers, the payload as the body.
+    Binary,
+    /// Attributes and the payload in one JSON object.
+    Structured,
+}
+
+/// What is sent.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub headers: Vec<(Cow<'static, str>, String)>,
+    pub body: Bytes,
+}
+
+/// The request for a message.
+pub(super) fn of(message: &Message, events: Option<(CloudEvents, &str)>) -> Request {
+    match events {
+        Some((CloudEvents::Structured, source)) => structured(message, source),
+        Some((CloudEvents::Binary, source)) => {
+            let mut request = plain(message);
+            let attributes = attributes(message, source);
+            request
+                .headers
+                .extend(attributes.into_iter().map(|(name, value)| (format!("ce-{name}").into(), encoded(&value))));
+            request
+        }
+        None => plain(message),
+    }
+}
+
+fn plain(message: &Message) -> Request {
+    let mut headers: Vec<(Cow<'static, str>, String)> = Vec::new();
+    let mut others = BTreeMap::new();
+    let mut put = |name: Cow<'_, str>, value: Cow<'_, str>, is_own: bool| {
+        let lower = name.to_ascii_lowercase();
+        let twice = headers.iter().any(|(found, _)| *found == lower);
+        if is_value(&value) && is_name(&name) && !twice && !(is_own && is_taken(&lower)) {
+            headers.push((lower.into(), value.into_owned()));
+        } else {
+            others.insert(name.into_owned(), value.into_owned());
+        }
+    };
+    put(CONTENT_TYPE.into(), message.content_type.as_str().into(), false);
+    put(TYPE.into(), message.kind.as_str().into(), false);
+    let occurred = message.occurred_at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+    if let Some(since) = occurred {
+        put(OCCURRED_MS.into(), since.as_millis().to_string().into(), false);
+    }
+    for (name, value) in ENVELOPE.headers(message) {
+        match value {
+            HeaderValue::Text(text) => put(name, text, true),
+            HeaderValue::Number(number) => put(name, number.to_string().into(), false),
+        }
+    }
+    if !others.is_empty() {
+        headers.push((OTHERS.into(), in_ascii(&serde_json::json!(others))));
+    }
+    Request { headers, body: message.payload.clone() }
+}
+
+fn structured(message: &Message, source: &str) -> Request {
+    let mut event: Map<String, Value> =
+        attributes(message, source).into_iter().map(|(name, value)| (name, value.into())).collect();
+    event.insert("datacontenttype".to_owned(), message.content_type.as_str().into());
+    let is_json = message.content_type.split(';').next().is_some_and(|kind| {
+        let kind = kind.trim().to_ascii_lowercase();
+        kind == "application/json" || kind == "text/json" || kind.ends_with("+json")
+    });
+    // Numbers of any size stay as they are written.
+    let json = is_json.then(|| serde_json::from_slice::<&serde_json::value::RawValue>(&message.payload).ok()).flatten();
+    let body = match json {
+        Some(data) => {
+            let mut text = Value::Object(event).to_string();
+            text.pop();
+            format!("{text},\"data\":{}}}", data.get())
+        }
+        None => {
+            event.insert("data_base64".to_owned(), STANDARD.encode(&message.payload).into());
+            Value::Object(event).to_string()
+        }
+    };
+    let headers = vec![(CONTENT_TYPE.into(), "application/cloudevents+json; charset=UTF-8".to_owned())];
+    Request { headers, body: body.into() }
+}
+
+/// Attributes of an event. Names have lower-case letters and digits alone.
+fn attributes(message: &Message, source: &str) -> Vec<(String, String)> {
+    let mut all = vec![
+        ("specversion".to_owned(), "1.0".to_owned()),
+        ("id".to_owned(), message.id.to_string()),
+        ("source".to_owned(), source.to_owned()),
+        ("type".to_owned(), message.kind.clone()),
+    ];
+    let some = [
+        ("subject", message.aggregate_id.as_deref()),
+        ("partitionkey", message.ordering_key()),
+        ("tenantid", message.tenant_id.as_deref()),
+        ("topic", Some(message.topic.as_str())),
+        ("aggregatetype", message.aggregate_type.as_deref()),
+        ("traceparent", message.headers.get("traceparent").map(String::as_str)),
+        ("tracestate", message.headers.get("tracestate").map(String::as_str)),
+    ];
+    all.extend(
+        some.into_iter()
+            .filter_map(|(name, value)| Some((name.to_owned(), value.filter(|value| !value.is_empty())?.to_owned()))),
+    );
+    all.extend(message.aggregate_version.map(|version| ("aggregateversion".to_owned(), version.to_string())));
+    all.extend(message.occurred_at.and_then(rfc3339).map(|time| ("time".to_owned(), time)));
+    all
+}
+
+/// RFC 3339, in UTC, by the proleptic Gregorian calendar (<https://howardhinnant.github.io/date_algorithms.html>, `civil_from_days`).
+fn rfc3339(at: SystemTime) -> Option<String> {
+    let since = at.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    let shifted = i64::try_from(days).ok()?.checked_add(719_468)?;
+    let era = shifted / 146_097;
+    let of_era = shifted % 146_097;
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    let (hour, minute, second, micros) = (seconds / 3_600, seconds / 60 % 60, seconds % 60, since.subsec_micros());
+    (year <= 9_999).then(|| format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z"))
+}
+
+/// A value of a header in the binary mode: what is not printable ASCII, and space, quote and percent, is percent-encoded.
+fn encoded(value: &str) -> String {
+    const SET: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
+    utf8_percent_encode(value, SET).to_string()
+}
+
+/// A field of a message as a part of a path or a query. None: it would name another place.
+pub(super) fn part_of_url(value: &str) -> Option<String> {
+    const SET: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+    (!matches!(value, "." | "..")).then(|| utf8_percent_encode(value, SET).to_string())
+}
+
+fn is_taken(lower: &str) -> bool {
+    TAKEN.contains(&lower) || TAKEN_PREFIXES.iter().any(|prefix| lower.starts_with(prefix))
+}
+
+/// A token of RFC 9110.
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
+}
+
+/// Printable ASCII, without a space at either end: what every server leaves as it is.
+fn is_value(value: &str) -> bool {
+    !value.is_empty() && value.trim() == value && value.bytes().all(|byte| (b' '..=b'~').contains(&byte))
+}
+
+fn in_ascii(value: &Value) -> String {
+    let mut text = String::new();
+    for c in value.to_string().chars() {
+        if c.is_ascii() && c != '\u{7f}' {
+            text.push(c);
+        } else {
+            let mut units = [0; 2];
+            c.encode_utf16(&mut units).iter().for_each(|unit| text.push_str(&format!("\\u{unit:04x}")));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn header<'r>(request: &'r Request, name: &str) -> Vec<&'r str> {
+        request.headers.iter().filter(|(found, _)| found == name).map(|(_, value)| value.as_str()).collect()
+    }
+
+    fn message() -> Message {
+        Message::new("orders", "order.placed", r#"{"n":12345678901234567890123}"#)
+            .key("k 1")
+            .tenant("t")
+            .aggregate("order", "o-1", 7)
+            .header("traceparent", "00-1-2-01")
+            .content_type("application/json")
+    }
+
+    #[test]
+    fn a_header_that_means_something_on_the_way_goes_into_one_of_its_own() {
+        let message = message()
+            .header("Content-Length", "7")
+            .header("authorization", "Bearer x")
+            .header("webhook-id", "forged")
+            .header("x y", "name")
+            .header("greeting", "gr\u{fc}\u{df}e \u{1f600}")
+            .header("a", "b\r\nhost: evil")
+            .header("empty", "")
+            .header("A", "twice");
+        let request = of(&message, None);
+        assert_eq!(
+            (header(&request, "traceparent"), header(&request, "postroom-key")),
+            (vec!["00-1-2-01"], vec!["k 1"])
+        );
+        assert_eq!(
+            (header(&request, "postroom-type"), header(&request, "content-type")),
+            (vec!["order.placed"], vec!["application/json"])
+        );
+        for name in ["content-length", "authorization", "webhook-id", "x y", "host"] {
+            assert!(header(&request, name).is_empty(), "{name}");
+        }
+        let others = header(&request, OTHERS)[0];
+        assert!(others.is_ascii() && !others.contains(['\r', '\n']), "{others}");
+        let others: BTreeMap<String, String> = serde_json::from_str(others).unwrap();
+        assert_eq!(others["greeting"], "gr\u{fc}\u{df}e \u{1f600}");
+        assert_eq!(
+            (others["webhook-id"].as_str(), others["a"].as_str(), others["empty"].as_str()),
+            ("forged", "b\r\nhost: evil", "")
+        );
+        assert_eq!(request.body, message.payload);
+    }
+
+    #[test]
+    fn an_event_has_its_attributes_in_both_modes() {
+        let at = SystemTime::UNIX_EPOCH + Duration::from_micros(1_709_251_199_123_456);
+        let mut message = message();
+        message.occurred_at = Some(at);
+        let request = of(&message, Some((CloudEvents::Binary, "https://shop.example/\u{fc}")));
+        assert_eq!(
+            (header(&request, "ce-id")[0], header(&request, "ce-specversion")[0]),
+            (message.id.to_string().as_str(), "1.0")
+        );
+        assert_eq!(
+            (header(&request, "ce-partitionkey")[0], header(&request, "ce-source")[0]),
+            ("k%201", "https://shop.example/%C3%BC")
+        );
+        assert_eq!(header(&request, "ce-time")[0], "2024-02-29T23:59:59.123456Z");
+        assert_eq!(request.body, message.payload);
+        let request = of(&message, Some((CloudEvents::Structured, "s")));
+        let text = std::str::from_utf8(&request.body).unwrap();
+        assert!(text.ends_with(r#","data":{"n":12345678901234567890123}}"#), "numbers stay as they are: {text}");
+        let event: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            (&event["type"], &event["subject"], &event["aggregateversion"]),
+            (&"order.placed".into(), &"o-1".into(), &"7".into())
+        );
+        message.payload = vec![0xff, 0].into();
+        let event: Value = serde_json::from_slice(&of(&message, Some((CloudEvents::Structured, "s"))).body).unwrap();
+        assert_eq!((event["data_base64"].as_str(), event.get("data")), (Some("/wA="), None));
+    }
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        for (seconds, text) in
+            [(0, "1970-01-01T00:00:00"), (951_782_400, "2000-02-29T00:00:00"), (4_102_444_799, "2099-12-31T23:59:59")]
+        {
+            let found = rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+            assert!(found.starts_with(text), "{found}");
+        }
+    }
+
+    #[test]
+    fn a_field_stays_within_its_part_of_the_url() {
+        assert_eq!(part_of_url("a/b?c#d e%").as_deref(), Some("a%2Fb%3Fc%23d%20e%25"));
+        assert_eq!((part_of_url(".."), part_of_url(".")), (None, None));
+        assert_eq!(part_of_url("a..b").as_deref(), Some("a..b"));
+    }
+}

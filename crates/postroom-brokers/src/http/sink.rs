@@ -1,0 +1,417 @@
+//! Publishing: each message is a request, and its answer a verdict.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use postroom::{Batch, FailureKind, Message, Sink, SinkLimits, Unavailable, Verdict, Verdicts};
+use reqwest::header::{HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
+use reqwest::{Response, StatusCode, Url};
+
+use super::{HttpOptions, Opened, request};
+use crate::{CheckFailed, OpenSinkError};
+
+/// A batch has at most so many bytes; a single message may be larger.
+const BATCH_BYTES_MAX: usize = 16 << 20;
+const BATCHES_IN_FLIGHT_MAX: usize = 2;
+/// An endpoint that asks for a longer pause is asked again after this.
+const PAUSE_MAX: Duration = Duration::from_secs(3_600);
+/// Endpoints whose pauses are remembered.
+const PAUSES_MAX: usize = 10_000;
+/// What is read of an answer's body, so that its connection can be used again.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
+
+/// Sends requests to one host.
+pub struct HttpSink {
+    options: HttpOptions,
+    opened: Opened,
+    /// Until when an endpoint wants to be left alone.
+    pauses: Mutex<HashMap<String, Instant>>,
+    is_closed: AtomicBool,
+}
+
+/// What became of one message.
+enum Outcome {
+    Judged(Verdict),
+    /// It was not sent: the endpoint cannot be reached, or one before it was not stored.
+    Unsent(String),
+}
+
+impl HttpSink {
+    /// Checks the options; connects with the first request.
+    pub fn new(options: HttpOptions) -> Result<Self, OpenSinkError> {
+        let opened = options.opened().map_err(|problem| OpenSinkError { kind: "http", problem })?;
+        Ok(Self { options, opened, pauses: Mutex::default(), is_closed: AtomicBool::new(false) })
+    }
+
+    pub(super) fn is_here(&self) -> bool {
+        let host = self.opened.host.trim_matches(['[', ']']);
+        host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    }
+
+    fn unavailable(&self, reason: impl Into<postroom::BoxError>) -> Unavailable {
+        Unavailable::new(format!("endpoint {}", self.options.shown_url()), reason)
+    }
+
+    fn deadline(&self) -> Duration {
+        Duration::from_secs(self.options.deadline_seconds)
+    }
+
+    /// Messages of one key, one after the other.
+    async fn chain(&self, batch: &Batch, places: Vec<usize>, by: Instant) -> Vec<(usize, Outcome)> {
+        let mut outcomes = Vec::with_capacity(places.len());
+        let mut stopped = None;
+        for place in places {
+            let outcome = match (&stopped, batch.messages().get(place)) {
+                (Some(reason), _) => Outcome::Unsent(String::clone(reason)),
+                (None, Some(message)) => self.send(message, by).await,
+                (None, None) => Outcome::Unsent("it is not in the batch".to_owned()),
+            };
+            if !matches!(outcome, Outcome::Judged(Verdict::Stored)) && stopped.is_none() {
+                stopped = Some(match &outcome {
+                    Outcome::Unsent(reason) => reason.clone(),
+                    Outcome::Judged(_) => "not sent: one of its key before it was not stored".to_owned(),
+                });
+            }
+            outcomes.push((place, outcome));
+        }
+        outcomes
+    }
+
+    async fn send(&self, message: &Message, by: Instant) -> Outcome {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Outcome::Unsent("the sink is closed".to_owned());
+        }
+        let url = match self.url_of(message) {
+            Ok(url) => url,
+            Err(reason) => return Outcome::Judged(Verdict::failed(FailureKind::Permanent, reason)),
+        };
+        if let Some(pause) = self.pause_of(&url) {
+            let reason = format!("the endpoint asked for a pause, of which {} s are left", pause.as_secs() + 1);
+            return Outcome::Judged(Verdict::failed(FailureKind::Busy, reason));
+        }
+        let left = by.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Outcome::Unsent("not sent within the deadline".to_owned());
+        }
+        let request = match self.request(url.clone(), message, left) {
+            Ok(request) => request,
+            Err(reason) => return Outcome::Judged(Verdict::failed(FailureKind::Permanent, reason)),
+        };
+        match self.opened.client.execute(request).await {
+            Ok(response) => {
+                let verdict = self.verdict(&url, &response);
+                drain(response).await;
+                Outcome::Judged(verdict)
+            }
+            Err(error) if error.is_connect() => Outcome::Unsent(why(&error)),
+            Err(error) if error.is_builder() => Outcome::Judged(Verdict::failed(
+                FailureKind::Permanent,
+                format!("no request can be made of it: {}", why(&error)),
+            )),
+            Err(error) if error.is_timeout() => {
+                Outcome::Judged(Verdict::Unknown(format!("no answer within {} s", self.options.deadline_seconds)))
+            }
+            Err(error) => Outcome::Judged(Verdict::Unknown(why(&error))),
+        }
+    }
+
+    fn url_of(&self, message: &Message) -> Result<Url, String> {
+        let text = self.opened.template.encoded(message, request::part_of_url);
+        let text = text.map_err(|problem| format!("the url {problem}"))?;
+        let url = Url::parse(&text).map_err(|error| format!("the url of this message cannot be read: {error}"))?;
+        // No field can lead to another host; this says so once more.
+        if url.origin() != self.opened.origin.origin() {
+            return Err("the url of this message leads to another host".to_owned());
+        }
+        Ok(url)
+    }
+
+    fn request(&self, url: Url, message: &Message, within: Duration) -> Result<reqwest::Request, String> {
+        let events = self.opened.events.as_ref().map(|(mode, source)| (*mode, source.as_str()));
+        let made = request::of(message, events);
+        let id = message.id.to_string();
+        let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let timestamp = i64::try_from(seconds).unwrap_or(i64::MAX);
+        let signature = self.opened.secrets.signature(&id, timestamp, &made.body);
+        let mut request = reqwest::Request::new(reqwest::Method::POST, url);
+        *request.timeout_mut() = Some(within);
+        let headers = request.headers_mut();
+        let own = [
+            (request::ID, Some(id)),
+            (request::TIMESTAMP, Some(timestamp.to_string())),
+            (request::SIGNATURE, signature),
+        ];
+        let own = own.into_iter().filter_map(|(name, value)| Some((name.into(), value?)));
+        for (name, value) in made.headers.into_iter().chain(own) {
+            let name = HeaderName::try_from(name.as_ref()).map_err(|_| format!("{name:?} is no name of a header"))?;
+            let value = HeaderValue::try_from(value)
+                .map_err(|_| format!("header {name} has a value that no header can have"))?;
+            headers.insert(name, value);
+        }
+        for (name, value) in &self.opened.headers {
+            headers.insert(name, value.clone());
+        }
+        *request.body_mut() = Some(made.body.into());
+        Ok(request)
+    }
+
+    fn pause_of(&self, url: &Url) -> Option<Duration> {
+        let mut pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = pauses.get(url.as_str())?.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            pauses.remove(url.as_str());
+        }
+        (!left.is_zero()).then_some(left)
+    }
+
+    fn verdict(&self, url: &Url, response: &Response) -> Verdict {
+        let status = response.status();
+        if status.is_success() {
+            return Verdict::Stored;
+        }
+        let header = |name| response.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
+            && let Some(pause) = header(RETRY_AFTER).and_then(|text| pause_in(text, SystemTime::now()))
+        {
+            let mut pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
+            if pauses.len() >= PAUSES_MAX {
+                let now = Instant::now();
+                pauses.retain(|_, until| *until > now);
+            }
+            if pauses.len() < PAUSES_MAX {
+                pauses.insert(url.as_str().to_owned(), Instant::now() + pause.min(PAUSE_MAX));
+            }
+        }
+        judged(status, header(LOCATION))
+    }
+
+    async fn head(&self) -> Result<StatusCode, reqwest::Error> {
+        let url = match self.opened.template.has_fields() {
+            true => self.opened.origin.clone(),
+            false => self
+                .opened
+                .template
+                .of(&Message::new("", "", ""))
+                .ok()
+                .and_then(|text| Url::parse(&text).ok())
+                .unwrap_or_else(|| self.opened.origin.clone()),
+        };
+        let request = self.opened.client.head(url).headers(self.opened.headers.clone()).timeout(self.deadline());
+        request.send().await.map(|response| response.status())
+    }
+
+    /// Whether it can be reached, with a request that by its meaning changes nothing.
+    pub(super) async fn check(&self) -> Result<String, CheckFailed> {
+        let status = self.head().await.map_err(|error| {
+            let problem = format!("{} cannot be reached: {}", self.options.shown_url(), why(&error));
+            CheckFailed { advice: advice(&problem).to_owned(), problem }
+        })?;
+        let signed = match self.opened.secrets.count() {
+            0 => "requests are not signed".to_owned(),
+            1 => "requests are signed".to_owned(),
+            more => format!("requests are signed with {more} secrets"),
+        };
+        let encrypted = if self.opened.origin.scheme() == "https" { "encrypted with TLS" } else { "not encrypted" };
+        Ok(format!(
+            "{} answers (status {status} to HEAD, which says nothing about POST); {signed}; the connection is {encrypted}",
+            self.opened.host
+        ))
+    }
+}
+
+#[async_trait]
+impl Sink for HttpSink {
+    fn system(&self) -> &'static str {
+        "http"
+    }
+
+    fn limits(&self) -> SinkLimits {
+        SinkLimits {
+            batch_messages_max: self.options.batch_messages_max,
+            batch_bytes_max: BATCH_BYTES_MAX,
+            batches_in_flight_max: BATCHES_IN_FLIGHT_MAX,
+        }
+    }
+
+    async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {
+        let by = Instant::now() + self.deadline();
+        let mut chains: Vec<Vec<usize>> = Vec::new();
+        let mut of_key: HashMap<&str, usize> = HashMap::new();
+        for (place, message) in batch.messages().iter().enumerate() {
+            let next = chains.len();
+            let chain = message.ordering_key().map_or(next, |key| *of_key.entry(key).or_insert(next));
+            match chains.get_mut(chain) {
+                Some(chain) => chain.push(place),
+                None => chains.push(vec![place]),
+            }
+        }
+        let outcomes: Vec<Vec<(usize, Outcome)>> = futures_util::stream::iter(chains)
+            .map(|places| self.chain(batch, places, by))
+            .buffer_unordered(self.options.requests_in_flight_max)
+            .collect()
+            .await;
+        let (mut verdicts, mut any, mut last) = (batch.silent(), false, None);
+        for (place, outcome) in outcomes.into_iter().flatten() {
+            match outcome {
+                Outcome::Judged(verdict) => {
+                    any = true;
+                    verdicts.judge(place, verdict);
+                }
+                Outcome::Unsent(reason) => {
+                    verdicts.judge(place, Verdict::Unknown(reason.clone()));
+                    last = Some(reason);
+                }
+            }
+        }
+        match last {
+            Some(reason) if !any => Err(self.unavailable(reason)),
+            _ => Ok(verdicts),
+        }
+    }
+
+    async fn probe(&self) -> Result<(), Unavailable> {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(self.unavailable("the sink is closed"));
+        }
+        self.head().await.map(drop).map_err(|error| self.unavailable(why(&error)))
+    }
+
+    async fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What an answer other than 2xx means for the message. Pure.
+fn judged(status: StatusCode, location: Option<&str>) -> Verdict {
+    let told = |kind, what: &str| Verdict::failed(kind, format!("the endpoint answered {status}: {what}"));
+    match status.as_u16() {
+        // By their meaning these have nothing to do with this request: 429 and 503 ask for a pause.
+        429 | 503 => told(FailureKind::Busy, "it takes no requests now"),
+        300..=399 => {
+            let to: String =
+                location.unwrap_or("nowhere").split(['?', '#']).next().unwrap_or_default().chars().take(200).collect();
+            told(
+                FailureKind::Transient,
+                &format!("redirects are not followed; set url to where it leads ({to:?}), if that is meant"),
+            )
+        }
+        401 | 403 | 407 => told(
+            FailureKind::Transient,
+            "it does not let this request in; correct the secret, the headers or the rights",
+        ),
+        404 | 405 => told(FailureKind::Transient, "nothing there takes POST; correct url"),
+        410 => told(FailureKind::Permanent, "it is gone for good and wants no more requests"),
+        413 => told(FailureKind::Permanent, "the message is too large for it"),
+        414 | 431 => told(FailureKind::Permanent, "the headers or the url of the message are too large for it"),
+        408 | 425 => told(FailureKind::Transient, "it wants the request once more"),
+        400..=499 => told(FailureKind::Permanent, "it refuses this message"),
+        _ => told(FailureKind::Transient, "it failed"),
+    }
+}
+
+/// The pause that `Retry-After` asks for: seconds, or a time. Pure.
+fn pause_in(text: &str, now: SystemTime) -> Option<Duration> {
+    match text.trim().parse::<u64>() {
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        Err(_) => httpdate::parse_http_date(text.trim()).ok()?.duration_since(now).ok(),
+    }
+}
+
+/// Reads the rest of an answer, which is not looked at; a long one ends its connection.
+async fn drain(mut response: Response) {
+    let mut read = 0;
+    while read <= ANSWER_BYTES_MAX
+        && let Ok(Some(chunk)) = response.chunk().await
+    {
+        read += chunk.len();
+    }
+}
+
+/// Why a request failed, without its URL.
+fn why(error: &reqwest::Error) -> String {
+    let mut text = String::new();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text.push_str(colon);
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    match (text.is_empty(), error.is_timeout()) {
+        (_, true) => "no answer in time".to_owned(),
+        (true, false) => "the request failed".to_owned(),
+        (false, false) => {
+            let hint = crate::tls::hint(&text);
+            format!("{text}{hint}")
+        }
+    }
+}
+
+fn advice(problem: &str) -> &'static str {
+    let lower = problem.to_lowercase();
+    if lower.contains("private_addresses") {
+        "set private_addresses = true if requests are meant to go to a private network or this machine"
+    } else if lower.contains("certificate") || lower.contains("tls") {
+        "use https:// where the endpoint has TLS; for a CA of your own add cacertfile=/path/to/ca.pem to the url"
+    } else {
+        "correct url, or start what listens there"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(status: u16) -> Option<FailureKind> {
+        match judged(StatusCode::from_u16(status).unwrap(), None) {
+            Verdict::Failed(failure) => Some(failure.kind),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn an_answer_decides_what_follows() {
+        use FailureKind::{Busy, Permanent, Transient};
+        for (status, expected) in [
+            (302, Transient),
+            (400, Permanent),
+            (401, Transient),
+            (404, Transient),
+            (408, Transient),
+            (410, Permanent),
+            (413, Permanent),
+            (422, Permanent),
+            (429, Busy),
+            (500, Transient),
+            (502, Transient),
+            (503, Busy),
+            (504, Transient),
+            (599, Transient),
+        ] {
+            assert_eq!(kind(status), Some(expected), "{status}");
+        }
+        let Verdict::Failed(failure) = judged(StatusCode::FOUND, Some("https://other.example/x?token=secret")) else {
+            panic!()
+        };
+        assert!(
+            failure.reason.contains("https://other.example/x") && !failure.reason.contains("secret"),
+            "{failure:?}"
+        );
+    }
+
+    #[test]
+    fn a_pause_is_given_in_seconds_or_as_a_time() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
+        assert_eq!(pause_in("120", now), Some(Duration::from_secs(120)));
+        assert_eq!(pause_in("Sun, 06 Nov 1994 08:50:37 GMT", now), Some(Duration::from_secs(60)));
+        assert_eq!(pause_in("Sun, 06 Nov 1994 08:40:37 GMT", now), None, "it is over");
+        assert_eq!(pause_in("soon", now), None);
+    }
+}
