@@ -98,8 +98,11 @@ pub struct Hazard {
 /// Options of a subscription.
 #[async_trait]
 pub trait SubscriptionOptions: Debug + Send + Sync {
-    /// Constructs the subscription of an inbox's filler, the only consumer of its queue; it connects with the first `receive`.
-    fn open(&self) -> Result<Arc<dyn Subscription>, OpenSubscriptionError>;
+    /// Constructs the subscription of the filler of this consumer's inbox, the only consumer of its queue; it connects with the first `receive`.
+    fn open(&self, consumer: &str) -> Result<Arc<dyn Subscription>, OpenSubscriptionError>;
+
+    /// What two inboxes may not share: each would get a part of the messages.
+    fn takes_from(&self) -> String;
 
     /// What it is, with secrets redacted.
     fn shown(&self) -> String;

@@ -282,7 +282,7 @@ async fn what_is_wrong_is_told() {
     let server = server().await;
     AuditTopic::create(&server.address(), "there", 4, &[]).await;
     let url = format!("kafka://{}", server.address());
-    let missing = subscription(&server, &["there", "missing"], 10);
+    let missing = subscription(&server, &["missing"], 10);
     let error = missing.connect().await.unwrap_err();
     let source = std::error::Error::source(&error).unwrap().to_string();
     assert!(source.contains("topic \"missing\" does not exist") && source.contains("kafka-topics.sh"), "{source}");
@@ -308,4 +308,94 @@ async fn what_is_wrong_is_told() {
     let error = tokio::time::timeout(SOON, away.receive(Bound { messages: 1, bytes: 1 })).await.unwrap().unwrap_err();
     assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
     assert!(!away.is_connected());
+}
+
+/// I1: reading would go on at the old place, past messages that nobody has received.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_that_was_made_anew_under_a_member_or_between_two_is_received_from_its_beginning() {
+    let server = server().await;
+    let topic = AuditTopic::create(&server.address(), "anew", 1, &[]).await;
+    publish(&server, &messages("anew", 50, 5)).await;
+    let one = subscription(&server, &["anew"], 1000);
+    let applied = Applied::default();
+    one.connect().await.unwrap();
+    let receiving = member(one.clone(), 1, applied.clone());
+    until("all are applied", async || distinct(&applied) == 50).await;
+    let anew = |from: usize, count: usize| -> Vec<Message> {
+        (from..from + count).map(|n| Message::new("anew", "n", n.to_string()).key(format!("k{}", n % 5))).collect()
+    };
+    topic.delete().await;
+    let topic = AuditTopic::create(&server.address(), "anew", 1, &[]).await;
+    publish(&server, &anew(1_000, 60)).await;
+    until("all of the new one are applied", async || distinct(&applied) == 110).await;
+    receiving.abort();
+    one.close().await;
+    // While nobody receives.
+    topic.delete().await;
+    AuditTopic::create(&server.address(), "anew", 1, &[]).await;
+    publish(&server, &anew(2_000, 200)).await;
+    let two = subscription(&server, &["anew"], 1000);
+    let receiving = member(two.clone(), 2, applied.clone());
+    until("all of the newest are applied", async || distinct(&applied) == 310).await;
+    receiving.abort();
+    two.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_belongs_to_one_consumer() {
+    let server = server().await;
+    AuditTopic::create(&server.address(), "owned", 2, &[]).await;
+    let of = |consumer: &str| {
+        let options = KafkaSubscriptionOptions::new(format!("kafka://{}", server.address()), &["owned"], "owned");
+        KafkaSubscription::new(options.of_consumer(consumer)).unwrap()
+    };
+    let billing = of("billing");
+    billing.connect().await.unwrap();
+    let shipping = of("shipping");
+    let error = tokio::time::timeout(SOON, shipping.connect()).await.unwrap().unwrap_err();
+    let why = std::error::Error::source(&error).unwrap().to_string();
+    assert!(why.contains("group \"owned\" is that of consumer \"billing\""), "{why}");
+    let messages = messages("owned", 20, 8);
+    publish(&server, &messages).await;
+    let mut seen = 0;
+    while seen < 20 {
+        let bound = Bound { messages: 100, bytes: usize::MAX };
+        if let Ok(Arrival::Messages(received)) = tokio::time::timeout(SOON, billing.receive(bound)).await.unwrap() {
+            seen += received.len();
+        }
+    }
+    billing.close().await;
+}
+
+/// One that is missing is told, and the others are received.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_that_is_missing_keeps_nobody_from_the_others() {
+    let server = server().await;
+    let gone = AuditTopic::create(&server.address(), "goes", 1, &[]).await;
+    AuditTopic::create(&server.address(), "stays", 1, &[]).await;
+    let one = subscription(&server, &["goes", "stays", "comes"], 100);
+    one.connect().await.unwrap();
+    let bound = Bound { messages: 100, bytes: usize::MAX };
+    let error = tokio::time::timeout(SOON, one.receive(bound)).await.unwrap().unwrap_err();
+    let why = std::error::Error::source(&error).unwrap().to_string();
+    assert!(why.contains("topic \"comes\" does not exist"), "{why}");
+    gone.delete().await;
+    let mut seen = BTreeSet::new();
+    for n in 0..5 {
+        publish(&server, &[Message::new("stays", "n", n.to_string())]).await;
+        while !seen.contains(&n) {
+            if let Ok(Arrival::Messages(received)) = tokio::time::timeout(SOON, one.receive(bound)).await.unwrap() {
+                seen.extend(received.iter().map(number));
+                ack(&one, &received).await;
+            }
+        }
+    }
+    AuditTopic::create(&server.address(), "comes", 1, &[]).await;
+    publish(&server, &[Message::new("comes", "n", "77")]).await;
+    while !seen.contains(&77) {
+        if let Ok(Arrival::Messages(received)) = tokio::time::timeout(SOON, one.receive(bound)).await.unwrap() {
+            seen.extend(received.iter().map(number));
+        }
+    }
+    one.close().await;
 }

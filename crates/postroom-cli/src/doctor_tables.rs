@@ -47,7 +47,7 @@ pub async fn diagnose(store: &dyn Store, taken: &[Taken]) -> Result<Vec<(String,
 
 async fn one(intakes: &dyn Intakes, taken: &Taken, is_configured: bool) -> Result<Vec<Diagnosis>, StoreError> {
     let intake = &taken.intake;
-    let table = intake.table.to_string();
+    let table = name_of(intakes, intake);
     let (status, indexes) = (intakes.intake_status(intake).await?, intakes.indexes_of(&intake.table).await?);
     let mut found = vec![Diagnosis::fine("table", waiting(&status))];
     if let Some(stuck) = &taken.stuck {
@@ -75,12 +75,21 @@ async fn one(intakes: &dyn Intakes, taken: &Taken, is_configured: bool) -> Resul
         found.extend(shown(&defect.code, &status, &mend));
     }
     found.push(payload_in_index(intake, &indexes));
-    found.push(no_index(intake, &indexes, &status));
+    found.push(no_index(intakes, intake, &indexes, &status));
     found.push(senders(&intakes.senders_to(&intake.table).await?, is_configured && taken.mode == Mode::Active));
     let sample = intakes.preview_intake(intake, SAMPLE).await?;
     let kinds = sample.iter().filter_map(|row| row.message.as_ref().ok()).map(|message| message.kind.as_str());
     found.push(type_names(kinds));
     Ok(found)
+}
+
+/// The table as a statement needs it.
+fn name_of(intakes: &dyn Intakes, intake: &Intake) -> String {
+    let name = intakes.quoted(&intake.table.name);
+    match &intake.table.schema {
+        Some(schema) => format!("{}.{name}", intakes.quoted(schema)),
+        None => name,
+    }
 }
 
 fn rows(status: &IntakeStatus) -> String {
@@ -149,7 +158,7 @@ fn payload_in_index(intake: &Intake, indexes: &[TableIndex]) -> Diagnosis {
 }
 
 /// A look for what is to be sent reads the whole table.
-pub fn no_index(intake: &Intake, indexes: &[TableIndex], status: &IntakeStatus) -> Diagnosis {
+pub fn no_index(intakes: &dyn Intakes, intake: &Intake, indexes: &[TableIndex], status: &IntakeStatus) -> Diagnosis {
     let states: Vec<&str> = intake.pending.iter().map(|(column, _)| column.as_str()).collect();
     let row = intake.row.as_deref();
     let first = intake.order.first().map(String::as_str).or(row);
@@ -162,8 +171,9 @@ pub fn no_index(intake: &Intake, indexes: &[TableIndex], status: &IntakeStatus) 
     };
     let mut columns = states.clone();
     columns.extend(intake.order.iter().map(String::as_str));
+    let columns: Vec<String> = columns.into_iter().map(|column| intakes.quoted(column)).collect();
     let literal = |(column, values): &(String, Vec<Literal>)| match values.first() {
-        Some(Literal::Null) => format!("{column} is null"),
+        Some(Literal::Null) => format!("{} is null", intakes.quoted(column)),
         _ => String::new(),
     };
     let nulls: Vec<String> = intake.pending.iter().map(literal).filter(|text| !text.is_empty()).collect();
@@ -174,7 +184,12 @@ pub fn no_index(intake: &Intake, indexes: &[TableIndex], status: &IntakeStatus) 
         ("rows-without-index", "an index leads to the rows that are to be sent"),
         Severity::Warning,
         "no index leads to the rows that are to be sent: each look for them reads the whole table",
-        &format!("create index on {} ({}){condition}", intake.table, columns.join(", ")),
+        &format!(
+            "create index {} on {} ({}){condition}",
+            intakes.quoted(&format!("{}_pending", intake.table.name)),
+            name_of(intakes, intake),
+            columns.join(", ")
+        ),
     )
 }
 

@@ -217,7 +217,7 @@ async fn detect(store: &dyn Store, json: bool) -> Result<(), Failure> {
         };
         let mut index = None;
         if let (Some(status), Ok(indexes)) = (&status, intakes.indexes_of(&table).await) {
-            let found = no_index(&taken.intake, &indexes, status);
+            let found = no_index(intakes, &taken.intake, &indexes, status);
             index = found.advice.filter(|_| found.severity != Severity::Fine);
         }
         detected.push(Detected {

@@ -261,6 +261,10 @@ impl Operator for Database {
 
 #[async_trait]
 impl Intakes for Database {
+    fn quoted(&self, name: &str) -> String {
+        format!("`{}`", name.replace('`', "``"))
+    }
+
     async fn check_intake(&self, of: &Intake) -> Result<Vec<Finding>, StoreError> {
         self.desk.call("look at a table", async |conn: &mut Conn| intake::check(conn, of).await).await
     }

@@ -1,6 +1,7 @@
 //! A member of a consumer group, on a thread of its own: the client library asks for partitions to be taken and given back while it is polled,
 //! and waits for the brokers in some of its calls.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex as StdMutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,8 +16,9 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use rdkafka::types::RDKafkaRespErr as Native;
 
 use super::address::Address;
+use super::anchors::Anchors;
 use super::client::{self, Watcher};
-use super::progress::{self, Begin, Committed, Told};
+use super::progress::{self, Anchor, Begin, Committed, Note, Told};
 use super::record;
 use super::subscription::{KafkaSubscriptionOptions, Session, Taken};
 
@@ -31,6 +33,10 @@ const AT_ONCE: usize = 100;
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 /// While no broker is there, one is asked this often.
 const ASKED_EVERY: Duration = Duration::from_secs(1);
+/// So often it is looked whether partitions still have what was received of them.
+const LOOKED_EVERY: Duration = Duration::from_secs(10);
+/// And whether topics are there that were missing.
+const MISSING_EVERY: Duration = Duration::from_secs(5);
 
 /// Wakes the thread.
 #[derive(Default)]
@@ -116,6 +122,9 @@ struct Mine {
     /// What the session calls it.
     number: u32,
     known_before: i64,
+    /// A record of it that was there at the last look, and the last one that was read.
+    anchor: Option<Anchor>,
+    latest: Option<Anchor>,
     queue: PartitionQueue<Context>,
 }
 
@@ -148,6 +157,11 @@ pub(super) fn work(
         mine: Vec::new(),
         last_commit: Instant::now(),
         asked: None,
+        anchors: Anchors::new(address, &options.group),
+        looked: Instant::now(),
+        missing: Vec::new(),
+        missing_looked: Instant::now(),
+        is_any_missing: Cell::new(false),
     };
     let worked = member.work();
     // Whoever is next begins behind what was settled.
@@ -165,11 +179,19 @@ struct Member<'a> {
     last_commit: Instant,
     /// When a broker was asked last, while none is there.
     asked: Option<Instant>,
+    anchors: Anchors,
+    looked: Instant,
+    /// Topics that do not exist.
+    missing: Vec<String>,
+    missing_looked: Instant,
+    /// The library said so, and not which.
+    is_any_missing: Cell<bool>,
 }
 
 impl Member<'_> {
     fn work(&mut self) -> Result<(), String> {
         self.topics()?;
+        self.is_ours()?;
         let topics: Vec<&str> = self.options.topics.iter().map(String::as_str).collect();
         self.consumer.subscribe(&topics).map_err(|error| error.to_string())?;
         while self.session.is_wanted() {
@@ -179,6 +201,10 @@ impl Member<'_> {
                 self.commit(CommitMode::Async);
             }
             self.look_whether_a_broker_is_back();
+            self.look_for_missing_topics()?;
+            if self.looked.elapsed() >= LOOKED_EVERY && self.session.watcher.down().is_none() {
+                self.look_at_anchors()?;
+            }
             if !any {
                 self.session.alarm.wait(POLLED_EVERY);
             }
@@ -186,19 +212,135 @@ impl Member<'_> {
         Ok(())
     }
 
-    /// The topics exist: subscribing to one that does not is no error for the library.
-    fn topics(&self) -> Result<(), String> {
+    /// Looks which topics are missing: subscribing to one that does not exist is no error for the library. One that is there is received
+    /// all the same.
+    fn topics(&mut self) -> Result<(), String> {
+        let mut missing = Vec::new();
         for topic in &self.options.topics {
-            let metadata =
-                self.consumer.fetch_metadata(Some(topic), ANSWERS_WITHIN).map_err(|error| self.why(&error))?;
-            let found = metadata.topics().iter().find(|found| found.name() == topic);
-            match found.and_then(|found| found.error()).map(Code::from) {
-                Some(Code::UnknownTopicOrPartition | Code::UnknownTopic) => return Err(record::no_such_topic(topic)),
-                Some(code) => return Err(about(code, &format!("topic {topic:?}"), &self.options.group)),
-                None => {}
+            if !self.is_there(topic)? {
+                missing.push(topic.clone());
             }
         }
+        self.missing_looked = Instant::now();
         self.session.watcher.is_up();
+        if missing.len() == self.options.topics.len() {
+            return Err(missing.iter().map(|topic| record::no_such_topic(topic)).collect::<Vec<_>>().join("; "));
+        }
+        for topic in missing.iter().filter(|topic| !self.missing.contains(topic)) {
+            tracing::warn!(
+                "{}; group {:?} receives from its other topics",
+                record::no_such_topic(topic),
+                self.options.group
+            );
+        }
+        let problem = missing.first().map(|topic| record::no_such_topic(topic));
+        self.session.problem(problem);
+        self.missing = missing;
+        Ok(())
+    }
+
+    /// Whether another consumer has received in this group.
+    fn is_ours(&self) -> Result<(), String> {
+        let failed = |error: KafkaError| self.why(&error);
+        let mut partitions = TopicPartitionList::new();
+        for topic in self.options.topics.iter().filter(|topic| !self.missing.contains(topic)) {
+            let metadata = self.consumer.fetch_metadata(Some(topic), ANSWERS_WITHIN).map_err(failed)?;
+            for found in metadata.topics() {
+                for partition in found.partitions() {
+                    partitions.add_partition(found.name(), partition.id());
+                }
+            }
+        }
+        let committed = self.consumer.committed_offsets(partitions, ANSWERS_WITHIN).map_err(failed)?;
+        let mut notes = committed.elements().into_iter().filter_map(|element| Note::read(element.metadata()));
+        notes.try_for_each(|note| self.belongs(&note))
+    }
+
+    fn belongs(&self, note: &Note) -> Result<(), String> {
+        let (group, ours) = (&self.options.group, &self.options.consumer);
+        match note.consumer.is_empty() || ours.is_empty() || note.consumer == *ours {
+            true => Ok(()),
+            false => Err(format!(
+                "group {group:?} is that of consumer {:?}, and each of the two would get a part of the messages; name another group",
+                note.consumer
+            )),
+        }
+    }
+
+    fn is_there(&self, topic: &str) -> Result<bool, String> {
+        let since = Instant::now();
+        let metadata = loop {
+            match self.consumer.fetch_metadata(Some(topic), ASKED_EVERY) {
+                Ok(metadata) => break metadata,
+                Err(error) => {
+                    // The reason is heard while the library is polled.
+                    self.consumer.poll(Duration::ZERO);
+                    if self.session.watcher.down().is_some()
+                        || since.elapsed() >= ANSWERS_WITHIN
+                        || !self.session.is_wanted()
+                    {
+                        return Err(self.why(&error));
+                    }
+                }
+            }
+        };
+        let found = metadata.topics().iter().find(|found| found.name() == topic);
+        match found.and_then(|found| found.error()).map(Code::from) {
+            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic) => Ok(false),
+            Some(code) => Err(about(code, &format!("topic {topic:?}"), &self.options.group)),
+            None => Ok(true),
+        }
+    }
+
+    fn look_for_missing_topics(&mut self) -> Result<(), String> {
+        let is_due = self.is_any_missing.get() || !self.missing.is_empty();
+        if !is_due || self.missing_looked.elapsed() < MISSING_EVERY || self.session.watcher.down().is_some() {
+            return Ok(());
+        }
+        self.is_any_missing.set(false);
+        let before = self.missing.len();
+        self.topics()?;
+        if self.missing.len() < before {
+            // The library would notice within a minute.
+            let topics: Vec<&str> = self.options.topics.iter().map(String::as_str).collect();
+            self.consumer.subscribe(&topics).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Whether each partition still has the record that was there at the last look. Kafka does not say that a topic was made anew: reading goes
+    /// on at the old place, past messages that nobody has received.
+    fn look_at_anchors(&mut self) -> Result<(), String> {
+        self.looked = Instant::now();
+        let wanted: Vec<(&str, i32, Anchor)> =
+            self.mine.iter().filter_map(|mine| Some((mine.topic.as_str(), mine.partition, mine.anchor?))).collect();
+        let others = self.anchors.others(&wanted);
+        for (topic, partition) in &others {
+            self.begin_anew(topic, *partition)?;
+        }
+        if let Some((topic, partition)) = others.first() {
+            return Err(format!("partition {partition} of topic {topic:?} was made anew, or has lost its end"));
+        }
+        self.mine.iter_mut().for_each(|mine| mine.anchor = mine.latest.or(mine.anchor));
+        Ok(())
+    }
+
+    /// The next session begins at the first message of this partition.
+    fn begin_anew(&mut self, topic: &str, partition: i32) -> Result<(), String> {
+        let (low, high) =
+            self.consumer.fetch_watermarks(topic, partition, ANSWERS_WITHIN).map_err(|error| self.why(&error))?;
+        tracing::warn!(
+            "partition {partition} of topic {topic:?} does not have what group {:?} has received of it: the topic was made anew or went back; it is \
+             received again from its beginning, and an inbox recognises what it had",
+            self.options.group
+        );
+        let note = Note { reserved: high, anchor: None, consumer: self.options.consumer.clone() };
+        let mut told = TopicPartitionList::new();
+        let done =
+            add(&mut told, topic, partition, low, &note).and_then(|()| self.consumer.commit(&told, CommitMode::Sync));
+        done.map_err(|error| self.why(&error))?;
+        // What was settled of the old one says nothing of the new one.
+        self.mine.retain(|mine| mine.topic != topic || mine.partition != partition);
         Ok(())
     }
 
@@ -235,17 +377,20 @@ impl Member<'_> {
             return Ok(());
         };
         match code {
+            // Which one it is is looked for.
             Code::UnknownTopicOrPartition | Code::UnknownTopic => {
-                Err(record::no_such_topic(&self.options.topics.join(", ")))
+                self.is_any_missing.set(true);
+                Ok(())
             }
             Code::TopicAuthorizationFailed
             | Code::GroupAuthorizationFailed
             | Code::ClusterAuthorizationFailed
             | Code::InconsistentGroupProtocol => Err(about(*code, "the topics", &self.options.group)),
-            // What is there was removed, or is not there any more: where to go on is asked anew.
-            Code::AutoOffsetReset | Code::OffsetOutOfRange | Code::Fenced | Code::FencedInstanceId | Code::Fatal => {
-                Err(error.to_string())
-            }
+            Code::AutoOffsetReset | Code::OffsetOutOfRange => Err(
+                "what comes next was removed from a partition, or the partition was made anew; looking where to go on"
+                    .to_owned(),
+            ),
+            Code::Fenced | Code::FencedInstanceId | Code::Fatal => Err(error.to_string()),
             _ => {
                 tracing::debug!("the Kafka client has trouble: {error}");
                 Ok(())
@@ -255,32 +400,44 @@ impl Member<'_> {
 
     /// Takes partitions, each from where the group stands.
     fn take(&mut self, partitions: &TopicPartitionList) -> Result<(), String> {
-        let failed = |error: KafkaError| self.why(&error);
-        let committed = self.consumer.committed_offsets(partitions.clone(), ANSWERS_WITHIN).map_err(failed)?;
+        let watcher = self.session.watcher.clone();
+        let failed = |error: KafkaError| watcher.down().or_else(|| watcher.last()).unwrap_or_else(|| error.to_string());
+        let committed = self.consumer.committed_offsets(partitions.clone(), ANSWERS_WITHIN).map_err(&failed)?;
         let mut begins = Vec::new();
         for element in committed.elements() {
-            element.error().map_err(failed)?;
+            element.error().map_err(&failed)?;
             let (topic, partition) = (element.topic().to_owned(), element.partition());
-            let (low, high) = self.consumer.fetch_watermarks(&topic, partition, ANSWERS_WITHIN).map_err(failed)?;
+            let (low, high) = self.consumer.fetch_watermarks(&topic, partition, ANSWERS_WITHIN).map_err(&failed)?;
             let committed = match element.offset() {
-                Offset::Offset(offset) => {
-                    Some(Committed { offset, reserved: progress::reserved_of(element.metadata()) })
-                }
+                Offset::Offset(offset) => Some(Committed { offset, note: Note::read(element.metadata()) }),
                 _ => None,
             };
-            let begin = progress::begin(committed.as_ref(), low, high);
+            let note = committed.as_ref().and_then(|committed| committed.note.as_ref());
+            if let Some(note) = note {
+                self.belongs(note)?;
+            }
+            let anchor = note.and_then(|note| note.anchor);
+            let mut begin = progress::begin(committed.as_ref(), low, high);
+            if let (Some(anchor), Some(committed), true) = (anchor, &committed, begin.told.is_none())
+                && !self.anchors.others(&[(&topic, partition, anchor)]).is_empty()
+            {
+                let told = Some(Told::WentBack { received: committed.offset, end: high });
+                begin = Begin { offset: low, known_before: high, told };
+            }
+            let anchor = anchor.filter(|_| begin.told.is_none());
             self.tell(&topic, partition, &begin);
-            begins.push((topic, partition, begin));
+            begins.push((topic, partition, begin, anchor));
         }
         let mut told = TopicPartitionList::new();
-        for (topic, partition, begin) in &begins {
-            add(&mut told, topic, *partition, begin.offset, begin.offset.saturating_add(RESERVED)).map_err(failed)?;
+        for (topic, partition, begin, anchor) in &begins {
+            let note = self.note(begin.offset.saturating_add(RESERVED), *anchor);
+            add(&mut told, topic, *partition, begin.offset, &note).map_err(&failed)?;
         }
         if !begins.is_empty() {
-            self.consumer.commit(&told, CommitMode::Sync).map_err(failed)?;
+            self.consumer.commit(&told, CommitMode::Sync).map_err(&failed)?;
         }
         let mut assigned = TopicPartitionList::new();
-        for (topic, partition, Begin { offset, known_before, .. }) in begins {
+        for (topic, partition, Begin { offset, known_before, .. }, anchor) in begins {
             let added = assigned.add_partition_offset(&topic, partition, Offset::Offset(offset));
             added.map_err(|error| error.to_string())?;
             // Before anything is fetched, so that nothing of it goes into the common queue.
@@ -289,7 +446,7 @@ impl Member<'_> {
             let session = self.session.clone();
             queue.set_nonempty_callback(move || session.alarm.ring());
             let number = self.session.begin(offset, offset.saturating_add(RESERVED));
-            self.mine.push(Mine { topic, partition, number, known_before, queue });
+            self.mine.push(Mine { topic, partition, number, known_before, anchor, latest: None, queue });
         }
         self.consumer.incremental_assign(&assigned).map_err(|error| self.why(&error))?;
         self.session.watcher.is_up();
@@ -338,23 +495,38 @@ impl Member<'_> {
 
     /// Takes messages as far as there is room. Whether there were any.
     fn fetch(&mut self) -> Result<bool, String> {
-        let mut any = false;
-        for mine in &self.mine {
-            for _ in 0..AT_ONCE {
-                if !self.session.has_room() {
-                    return Ok(any);
-                }
-                match mine.queue.poll(Duration::ZERO) {
-                    None => break,
-                    Some(Err(error)) => self.failed(&error)?,
-                    Some(Ok(message)) => {
-                        any = true;
-                        self.hand_out(mine, &message)?;
+        let mut seen: Vec<(usize, Anchor)> = Vec::new();
+        let mut work = || -> Result<(), String> {
+            for (index, mine) in self.mine.iter().enumerate() {
+                for _ in 0..AT_ONCE {
+                    if !self.session.has_room() {
+                        return Ok(());
+                    }
+                    match mine.queue.poll(Duration::ZERO) {
+                        None => break,
+                        Some(Err(error)) => self.failed(&error)?,
+                        Some(Ok(message)) => {
+                            self.hand_out(mine, &message)?;
+                            let anchor = Anchor { offset: message.offset(), print: record::print(&message) };
+                            match seen.last_mut() {
+                                Some((last, found)) if *last == index => *found = anchor,
+                                _ => seen.push((index, anchor)),
+                            }
+                        }
                     }
                 }
             }
+            Ok(())
+        };
+        let worked = work();
+        let any = !seen.is_empty();
+        for (index, anchor) in seen {
+            if let Some(mine) = self.mine.get_mut(index) {
+                mine.latest = Some(anchor);
+                mine.anchor.get_or_insert(anchor);
+            }
         }
-        Ok(any)
+        worked.map(|()| any)
     }
 
     fn hand_out(&self, mine: &Mine, message: &BorrowedMessage<'_>) -> Result<(), String> {
@@ -363,7 +535,7 @@ impl Member<'_> {
         if offset >= reserved {
             let more = offset.saturating_add(RESERVED);
             let mut told = TopicPartitionList::new();
-            let done = add(&mut told, &mine.topic, mine.partition, floor, more)
+            let done = add(&mut told, &mine.topic, mine.partition, floor, &self.note(more, mine.anchor))
                 .and_then(|()| self.consumer.commit(&told, CommitMode::Sync));
             done.map_err(|error| self.why(&error))?;
             self.session.committed(mine.number, floor, Some(more));
@@ -375,6 +547,10 @@ impl Member<'_> {
         Ok(())
     }
 
+    fn note(&self, reserved: i64, anchor: Option<Anchor>) -> Note {
+        Note { reserved, anchor, consumer: self.options.consumer.clone() }
+    }
+
     /// Tells the group what was settled.
     fn commit(&mut self, mode: CommitMode) {
         self.last_commit = Instant::now();
@@ -383,7 +559,7 @@ impl Member<'_> {
         let mut floors = HashMap::new();
         for mine in &self.mine {
             if let Some((floor, reserved)) = self.session.to_commit(mine.number, again)
-                && add(&mut told, &mine.topic, mine.partition, floor, reserved).is_ok()
+                && add(&mut told, &mine.topic, mine.partition, floor, &self.note(reserved, mine.anchor)).is_ok()
             {
                 floors.insert(mine.number, floor);
             }
@@ -417,16 +593,10 @@ impl Member<'_> {
     }
 }
 
-fn add(
-    list: &mut TopicPartitionList,
-    topic: &str,
-    partition: i32,
-    offset: i64,
-    reserved: i64,
-) -> Result<(), KafkaError> {
+fn add(list: &mut TopicPartitionList, topic: &str, partition: i32, offset: i64, note: &Note) -> Result<(), KafkaError> {
     let mut element = list.add_partition(topic, partition);
     element.set_offset(Offset::Offset(offset))?;
-    element.set_metadata(progress::metadata(reserved));
+    element.set_metadata(note.written());
     Ok(())
 }
 

@@ -9,6 +9,7 @@
 //! - Offsets are committed only behind what is settled. A partition that goes to another member takes its unsettled deliveries along.
 
 mod address;
+mod anchors;
 mod check;
 mod client;
 mod group;
@@ -136,14 +137,18 @@ impl SinkOptions for KafkaOptions {
 
 #[async_trait]
 impl SubscriptionOptions for KafkaSubscriptionOptions {
-    fn open(&self) -> Result<Arc<dyn Subscription>, OpenSubscriptionError> {
-        let subscription = KafkaSubscription::new(self.clone())?;
+    fn open(&self, consumer: &str) -> Result<Arc<dyn Subscription>, OpenSubscriptionError> {
+        let subscription = KafkaSubscription::new(self.clone().of_consumer(consumer))?;
         warn_if_in_clear(&self.url);
         Ok(Arc::new(subscription))
     }
 
     fn shown(&self) -> String {
         format!("group {:?} of kafka {}, topics {}", self.group, address::shown(&self.url), self.topics.join(", "))
+    }
+
+    fn takes_from(&self) -> String {
+        format!("group {:?} of kafka {}", self.group, address::shown(&self.url))
     }
 
     async fn check(&self, _: &[String]) -> Result<String, CheckFailed> {

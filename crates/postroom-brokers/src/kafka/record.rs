@@ -9,6 +9,7 @@ use postroom::envelope::{Envelope, HeaderValue};
 use postroom::{Message, MessageId, UNREADABLE_HEADER};
 use rdkafka::message::Headers as _;
 
+use super::progress;
 use crate::template::Template;
 
 /// The message id.
@@ -61,6 +62,12 @@ pub(super) fn received(record: &impl rdkafka::Message) -> (Option<MessageId>, Me
         message.headers.insert(UNREADABLE_HEADER.to_owned(), "the name of a header is not UTF-8".to_owned());
     }
     (id, message)
+}
+
+/// By what a record is known again, in a look at its place.
+pub(super) fn print(record: &impl rdkafka::Message) -> u64 {
+    let time = record.timestamp().to_millis().unwrap_or_default().to_le_bytes();
+    progress::print_of([&time[..], record.key().unwrap_or_default(), record.payload().unwrap_or_default()])
 }
 
 fn message_of(

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postroom::{Answer, Arrival, Bound, Message, MessageId, Partition, Receipt, Received, Subscription, Unavailable};
@@ -21,6 +21,8 @@ use crate::OpenSubscriptionError;
 /// A member that leaves tells the group first.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 const GROUP_BYTES_MAX: usize = 200;
+/// A problem that keeps nobody from receiving is told so often.
+const TELL_EVERY: Duration = Duration::from_secs(5);
 
 /// Numbers the sessions of all subscriptions of this process.
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -35,6 +37,9 @@ pub struct KafkaSubscriptionOptions {
     pub topics: Vec<String>,
     /// The consumer group; no two consumers share one.
     pub group: String,
+    /// Who receives; a group that another consumer has received in is refused. Empty: that is not looked at.
+    #[serde(skip)]
+    pub consumer: String,
     /// Most deliveries handed out and not settled; 1000.
     #[serde(default = "default_prefetch")]
     pub prefetch: u16,
@@ -68,9 +73,15 @@ impl KafkaSubscriptionOptions {
             url: url.into(),
             topics: topics.iter().map(|topic| (*topic).to_owned()).collect(),
             group: group.into(),
+            consumer: String::new(),
             prefetch: default_prefetch(),
             unsettled_bytes_max: default_unsettled_bytes(),
         }
+    }
+
+    /// For this consumer alone.
+    pub fn of_consumer(self, consumer: impl Into<String>) -> Self {
+        Self { consumer: consumer.into(), ..self }
     }
 
     pub(super) fn opened(&self) -> Result<Address, String> {
@@ -129,6 +140,9 @@ struct Held {
     deliveries: u64,
     numbered: u32,
     has_joined: bool,
+    /// What a person has to do, although messages come; and whether it was told lately.
+    problem: Option<String>,
+    problem_told: Option<Instant>,
     /// Nobody receives any more.
     is_left: bool,
     over: Option<String>,
@@ -171,6 +185,26 @@ impl Session {
     /// There is something that a receiver has to hear of.
     pub fn told(&self) {
         self.arrived.notify_one();
+    }
+
+    /// What a person has to do, although messages come.
+    pub fn problem(&self, problem: Option<String>) {
+        let mut held = lock(&self.held);
+        if held.problem != problem {
+            (held.problem, held.problem_told) = (problem, None);
+            drop(held);
+            self.told();
+        }
+    }
+
+    /// The problem, every so often.
+    fn problem_to_tell(&self) -> Option<String> {
+        let mut held = lock(&self.held);
+        if held.problem.is_none() || held.problem_told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+            return None;
+        }
+        held.problem_told = Some(Instant::now());
+        held.problem.clone()
     }
 
     pub fn has_room(&self) -> bool {
@@ -408,7 +442,11 @@ impl Subscription for KafkaSubscription {
                 // The member goes on by itself when a broker is back.
                 return Err(self.unavailable(why));
             }
-            heard.await;
+            if let Some(problem) = session.problem_to_tell() {
+                return Err(self.unavailable(problem));
+            }
+            // Of a problem that stays, something is heard again.
+            let _ = tokio::time::timeout(TELL_EVERY, heard).await;
         }
     }
 

@@ -157,7 +157,7 @@ impl SinkOptions for NatsOptions {
 
 #[async_trait]
 impl SubscriptionOptions for NatsSubscriptionOptions {
-    fn open(&self) -> Result<Arc<dyn Subscription>, OpenSubscriptionError> {
+    fn open(&self, _: &str) -> Result<Arc<dyn Subscription>, OpenSubscriptionError> {
         let subscription = NatsSubscription::new(self.clone())?;
         warn_if_in_clear(&self.url);
         Ok(Arc::new(subscription))
@@ -165,6 +165,10 @@ impl SubscriptionOptions for NatsSubscriptionOptions {
 
     fn shown(&self) -> String {
         format!("consumer {:?} of stream {:?} of nats {}", self.consumer, self.stream, address::shown(&self.url))
+    }
+
+    fn takes_from(&self) -> String {
+        self.shown()
     }
 
     async fn check(&self, made: &[String]) -> Result<String, CheckFailed> {

@@ -124,12 +124,16 @@ impl SinkOptions for RabbitmqOptions {
 
 #[async_trait]
 impl SubscriptionOptions for RabbitmqSubscriptionOptions {
-    fn open(&self) -> Result<Arc<dyn Subscription>, OpenSubscriptionError> {
+    fn open(&self, _: &str) -> Result<Arc<dyn Subscription>, OpenSubscriptionError> {
         Ok(Arc::new(RabbitmqSubscription::new(self.clone())?.exclusive()))
     }
 
     fn shown(&self) -> String {
         format!("queue {:?} of rabbitmq {}", self.queue, redact_url(&self.url))
+    }
+
+    fn takes_from(&self) -> String {
+        self.shown()
     }
 
     async fn check(&self, _: &[String]) -> Result<String, CheckFailed> {

@@ -245,6 +245,15 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
             ));
         }
     }
+    for (index, inbox) in inboxes.iter().enumerate() {
+        let taken = inbox.from.takes_from();
+        if let Some(other) = inboxes[..index].iter().find(|other| other.from.takes_from() == taken) {
+            return Err(format!(
+                "the inboxes of {} and {} both receive from {taken}, and each would get a part of the messages; give each of them one of its own",
+                other.consumer, inbox.consumer
+            ));
+        }
+    }
     let retention = match section(&table, "retention")? {
         Some(retention) => retention::read(retention)?,
         None => Retention::default(),
@@ -575,7 +584,7 @@ pub(crate) mod tests {
         };
         let sink = |routed: &Routed| format!("{} {:?}", routed.sink.shown(), routed.sink.open().err());
         let sinks: Vec<String> = config.routes.iter().map(sink).collect();
-        let from = |inbox: &Inbox| format!("{} {:?}", inbox.from.shown(), inbox.from.open().err());
+        let from = |inbox: &Inbox| format!("{} {:?}", inbox.from.shown(), inbox.from.open("x").err());
         let inboxes: Vec<String> = config.inboxes.iter().map(from).collect();
         format!("{store} {sinks:?} {inboxes:?} {config:?}")
     }
@@ -641,7 +650,7 @@ pub(crate) mod tests {
                 let text = format!("{store}[[inboxes]]\nconsumer = \"c\"\n[inboxes.from]\n{}", from.example);
                 let config = parse(&text, &[]).unwrap();
                 assert!(config.inboxes[0].from.shown().contains(broker.kind), "{}", broker.kind);
-                config.inboxes[0].from.open().unwrap();
+                config.inboxes[0].from.open("x").unwrap();
             }
             assert!(docs.contains(&format!("| `\"{}\"` |", broker.kind)), "{} is not documented", broker.kind);
         }

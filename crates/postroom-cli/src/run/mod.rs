@@ -44,7 +44,7 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         intakes_of(store.as_ref())?;
     }
     for inbox in &config.inboxes {
-        inbox.from.open().map_err(|error| Failure::of(exit::CONFIG, &error))?;
+        inbox.from.open(inbox.consumer.as_str()).map_err(|error| Failure::of(exit::CONFIG, &error))?;
     }
     let (stop, stopped) = watch::channel(false);
     // From here on a signal means stop; before the lanes are taken, it ends the program at once.
@@ -104,7 +104,8 @@ pub async fn run(path: &Path, json: bool) -> Result<(), Failure> {
         let stop = stopped.clone();
         let fill = move |_| -> Attempt<FillCounters> {
             let (inbox, from) = (&config.inboxes[index], config.inboxes[index].from.clone());
-            let subscribe = move || from.open().map_err(postroom::BoxError::from);
+            let consumer = inbox.consumer.clone();
+            let subscribe = move || from.open(consumer.as_str()).map_err(postroom::BoxError::from);
             let filler = Filler::new(subscribe, store.keeper(&inbox.consumer), owner.clone()).lease(config.relay.lease);
             let filler = filler.shown_in(live.clone()).observed_by(Arc::new(meter.clone()));
             let filling = filler.run(stop_of(stop.clone()));

@@ -159,8 +159,7 @@ async fn the_doctor_finds_what_former_relays_have_done_to_tables_and_says_what_m
         // What it says mends it.
         for (_, _, advice) in &found {
             if ["update", "create index"].iter().any(|word| advice.starts_with(word)) {
-                let named = advice.replace("create index on", "create index pending on");
-                execute(store, &named).await;
+                execute(store, advice).await;
             }
         }
         execute(store, "drop index covering").await;

@@ -54,7 +54,7 @@ pub(crate) async fn free(
     let failed = |error| table_error("give back rows that are stuck; nothing was changed", error);
     let looked_for = Intake { taken: stuck.set.clone(), ..intake.looking_for(&stuck.rows) };
     let mut session = OperatorSession::open(connector).await?;
-    let tx = session.deed().await?;
+    let tx = super::deed(&mut session).await?;
     let statements = statements(&tx, &looked_for).await?;
     let max = i64::try_from(max).unwrap_or(i64::MAX);
     let values = parameters(&intake.name, &max, &statements.pending_values);

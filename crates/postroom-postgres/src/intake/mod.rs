@@ -61,6 +61,14 @@ fn wrong(intake: &Intake, wrong: &[String]) -> StoreError {
     StoreError::Refused { what: "take rows of a table; nothing was taken", source }
 }
 
+/// A transaction in which the application's triggers find what they name, as in one of the role's own. Our statements name schemas.
+async fn deed(session: &mut OperatorSession) -> Result<Transaction<'_>, StoreError> {
+    let tx = session.deed().await?;
+    let set = tx.batch_execute("set local search_path to default").await;
+    set.map_err(|error| store_error("begin a transaction", error))?;
+    Ok(tx)
+}
+
 async fn statements(tx: &Transaction<'_>, intake: &Intake) -> Result<Statements, StoreError> {
     let read = Table::read(tx, intake).await.map_err(|error| store_error("look at a table", error))?;
     let table = read.ok_or_else(|| wrong(intake, &["there is no such table".to_owned()]))?;
@@ -151,7 +159,7 @@ pub(crate) async fn take_in(
     let failed = |error| table_error("take rows of a table; nothing was taken", error);
     let mut at_hand = Kept::of(connector, kept.take(intake), intake).await?;
     let Kept { session, statements, .. } = &mut at_hand;
-    let mut tx = session.deed().await?;
+    let mut tx = deed(session).await?;
     if !turn(&tx, intake).await.map_err(failed)? {
         drop(tx);
         kept.put(at_hand);
@@ -397,7 +405,7 @@ pub(crate) async fn mark_rows(
     let failed = |error| table_error("mark rows that were sent", error);
     let mut at_hand = Kept::of(connector, kept.take(intake), intake).await?;
     let Kept { session, statements, .. } = &mut at_hand;
-    let mut tx = session.deed().await?;
+    let mut tx = deed(session).await?;
     if !turn(&tx, intake).await.map_err(failed)? {
         drop(tx);
         kept.put(at_hand);
@@ -525,7 +533,7 @@ pub(crate) async fn again(
 ) -> Result<u64, StoreError> {
     let failed = |error| table_error("let rows be taken again; nothing was changed", error);
     let mut session = OperatorSession::open(connector).await?;
-    let tx = session.deed().await?;
+    let tx = self::deed(&mut session).await?;
     let statements = statements(&tx, intake).await?;
     // Nobody may take them meanwhile.
     tx.query_opt("select from postroom.intakes i where i.name = $1 for update", &[&intake.name])

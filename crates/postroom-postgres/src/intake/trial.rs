@@ -4,7 +4,7 @@ use postroom::{Finding, Intake, IntakeRow, StoreError, Trial};
 use tokio_postgres::Transaction;
 
 use super::table::{Statements, quoted};
-use super::{UNCHANGED, now_us, of_row, parameters, set, table_error};
+use super::{UNCHANGED, deed, now_us, of_row, parameters, set, table_error};
 use crate::link::store_error;
 use crate::operate::OperatorSession;
 
@@ -15,7 +15,7 @@ pub(super) async fn tried(
     statements: &Statements,
     named: &str,
 ) -> Result<Option<Finding>, StoreError> {
-    let mut tx = session.deed().await?;
+    let mut tx = deed(session).await?;
     let bad = match states(&tx, intake, statements, named).await? {
         Some(bad) => Some(bad),
         None => refused_by_all(&mut tx, intake, statements, named).await?,
@@ -69,12 +69,24 @@ async fn refuses(
         refused = match set(&point, statements, step, &rows, &[Trial::ERROR]).await {
             Ok(1..) => continue,
             Ok(0) => Some(UNCHANGED.to_owned()),
-            Err(error) => Some(of_row(&error).ok_or(error)?),
+            Err(error) => refusal(error)?,
         };
         break;
     }
     point.rollback().await?;
     Ok(refused)
+}
+
+/// What the database says to a change, if it is about the change: an error of a trigger, a constraint, a value. None: it could not be tried now,
+/// because others have what it needs.
+fn refusal(error: tokio_postgres::Error) -> Result<Option<String>, tokio_postgres::Error> {
+    match (of_row(&error), error.as_db_error().map(|told| (told.code().code().to_owned(), told.message().to_owned()))) {
+        (Some(told), _) => Ok(Some(told)),
+        // Waiting for a lock, a deadlock, a statement that took too long.
+        (None, Some((code, _))) if ["40", "55", "57"].iter().any(|class| code.starts_with(class)) => Ok(None),
+        (None, Some((_, told))) => Ok(Some(told)),
+        (None, None) => Err(error),
+    }
 }
 
 /// A value of `pending` that a constraint of its column alone excludes.

@@ -113,3 +113,26 @@ async fn rows_that_a_policy_keeps_hold_up_no_others() {
     assert_eq!((took.taken, took.held), (100, 600));
     drop(store);
 }
+
+/// A trigger that names a table without its schema finds it, as it does in the application's sessions.
+#[tokio::test]
+async fn triggers_find_what_they_name() {
+    let (database, store) = table("").await;
+    let client = database.connect().await;
+    client
+        .batch_execute(
+            "create table audit (n int); insert into e values (1, 'p', 'new');
+             create function note() returns trigger language plpgsql as $$ begin insert into audit values (new.id); return new; end $$;
+             create trigger t after update on e for each row execute function note()",
+        )
+        .await
+        .unwrap();
+    let found = store.check_intake(&intake("new", "done")).await.unwrap();
+    assert!(found[0].ok, "{found:?}");
+    let count: i64 = client.query_one("select count(*) from audit", &[]).await.unwrap().get(0);
+    assert_eq!(count, 0, "the trial was rolled back");
+    assert_eq!(store.take_in(&intake("new", "done"), 10).await.unwrap().taken, 1);
+    client.batch_execute("drop table audit; insert into e values (2, 'p', 'new')").await.unwrap();
+    let found = store.check_intake(&intake("new", "done")).await.unwrap();
+    assert!(!found[0].ok && found[0].found.contains("relation \"audit\" does not exist"), "{found:?}");
+}

@@ -363,6 +363,14 @@ pub trait Intakes: Send + Sync {
     /// The table's indexes.
     async fn indexes_of(&self, table: &TableName) -> Result<Vec<TableIndex>, StoreError>;
 
+    /// A name as a statement needs it. Default: in double quotes, where that matters.
+    fn quoted(&self, name: &str) -> String {
+        match is_plain(name) {
+            true => name.to_owned(),
+            false => format!("\"{}\"", name.replace('"', "\"\"")),
+        }
+    }
+
     /// Sessions that change rows of the table, or did so last, as far as the server shows; postroom's own are left out.
     async fn senders_to(&self, table: &TableName) -> Result<Vec<String>, StoreError>;
 
@@ -376,6 +384,12 @@ pub trait Intakes: Send + Sync {
         max: usize,
         deed: &Deed,
     ) -> Result<u64, StoreError>;
+}
+
+/// A name that means the same in every database whether it is quoted or not.
+fn is_plain(name: &str) -> bool {
+    let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    first && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
 impl Intake {
