@@ -224,8 +224,14 @@ async fn redirects_lead_nowhere_and_private_addresses_are_refused_unless_they_ar
 async fn silence_and_an_endpoint_that_is_away_are_told_apart() {
     let endpoint = Endpoint::start().await;
     let sink = HttpSink::new(endpoint.options("/{type}")).unwrap();
-    let verdicts = published(&sink, &[message("never", "a"), message("long", "b")]).await;
+    let verdicts = published(&sink, &[message("never", "a")]).await;
     assert!(matches!(&verdicts[0], Verdict::Unknown(why) if why.contains("no answer within 2 s")), "{verdicts:?}");
+    let verdicts = published(&sink, &[message("never", "a"), message("long", "b")]).await;
+    let Verdict::Failed(failure) = &verdicts[0] else { panic!("{verdicts:?}") };
+    assert!(
+        failure.kind == FailureKind::Busy && failure.reason.contains("is not known"),
+        "only its key waits: {failure:?}"
+    );
     assert_eq!(verdicts[1], Verdict::Stored, "however long its answer is");
     let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let mut options = HttpOptions::new(format!("http://{nobody}/x?token=secret"));

@@ -353,6 +353,38 @@ pub(super) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "kafka_reads_on_in_a_new_topic",
+        breaks: "passes over messages of a topic that was made anew",
+        package: "postroom-brokers",
+        test: &[
+            "--test",
+            "kafka_groups",
+            "a_topic_that_was_made_anew_under_a_member_or_between_two_is_received_from_its_beginning",
+        ],
+        needs_bin: false,
+    },
+    Bug {
+        name: "http_takes_any_answer_for_stored",
+        breaks: "takes a message for stored that an endpoint has refused",
+        package: "postroom-brokers",
+        test: &["--test", "conformance", "http::sink::a_refused_message_is_judged_so_and_its_neighbours_are_not"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "http_sends_past_what_failed",
+        breaks: "sends a message although one of its key before it failed",
+        package: "postroom-brokers",
+        test: &["--test", "http", "an_endpoint_that_fails_holds_up_its_own_keys_alone"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "http_goes_to_private_addresses",
+        breaks: "sends requests to this machine by a name of it",
+        package: "postroom-brokers",
+        test: &["--test", "http", "redirects_lead_nowhere_and_private_addresses_are_refused_unless_they_are_meant"],
+        needs_bin: false,
+    },
+    Bug {
         name: "kafka_settles_what_was_revoked",
         breaks: "hands out messages of a partition that another member has now",
         package: "postroom-brokers",

@@ -58,7 +58,7 @@ pub struct HttpOptions {
     /// Most requests at once; 16 by default.
     #[serde(default = "default_requests")]
     pub requests_in_flight_max: usize,
-    /// Most messages of a batch; 200 by default.
+    /// Most messages of a batch; 64 by default.
     #[serde(default = "default_batch")]
     pub batch_messages_max: usize,
     /// Seconds after which a request without an answer counts as unknown; 15 by default.
@@ -78,7 +78,7 @@ fn default_requests() -> usize {
 }
 
 fn default_batch() -> usize {
-    200
+    64
 }
 
 fn default_deadline() -> u64 {
@@ -95,9 +95,7 @@ impl std::fmt::Debug for HttpOptions {
 pub const BROKER: Broker = Broker {
     kind: "http",
     about: "HTTP requests to an endpoint (webhooks), signed, or as CloudEvents",
-    sink: Some(Section::sink::<HttpOptions>(
-        "kind = \"http\"\nurl = \"https://hooks.example.com/{topic}\"\nsecrets = [\"whsec_…\"]\n",
-    )),
+    sink: Some(Section::sink::<HttpOptions>("kind = \"http\"\nurl = \"https://hooks.example.com/{topic}\"\n")),
     subscription: None,
 };
 

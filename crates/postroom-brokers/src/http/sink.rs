@@ -1,6 +1,6 @@
 //! Publishing: each message is a request, and its answer a verdict.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -130,6 +130,10 @@ impl HttpSink {
         Ok(url)
     }
 
+    fn url_at(&self, batch: &Batch, place: usize) -> Option<String> {
+        batch.messages().get(place).and_then(|message| self.url_of(message).ok()).map(String::from)
+    }
+
     fn request(&self, url: Url, message: &Message, within: Duration) -> Result<reqwest::Request, String> {
         let events = self.opened.events.as_ref().map(|(mode, source)| (*mode, source.as_str()));
         let made = request::of(message, events);
@@ -254,9 +258,24 @@ impl Sink for HttpSink {
             .buffer_unordered(self.options.requests_in_flight_max)
             .collect()
             .await;
+        let outcomes: Vec<(usize, Outcome)> = outcomes.into_iter().flatten().collect();
+        // Where another url of the host answers, the silence of this one is its own: only its keys wait.
+        let answering: HashSet<String> = outcomes
+            .iter()
+            .filter(|(_, outcome)| matches!(outcome, Outcome::Judged(Verdict::Stored)))
+            .filter_map(|(place, _)| self.url_at(batch, *place))
+            .collect();
+        let is_silent_alone = |place: usize| {
+            !answering.is_empty() && self.url_at(batch, place).is_some_and(|url| !answering.contains(&url))
+        };
         let (mut verdicts, mut any, mut last) = (batch.silent(), false, None);
-        for (place, outcome) in outcomes.into_iter().flatten() {
+        for (place, outcome) in outcomes {
             match outcome {
+                Outcome::Judged(Verdict::Unknown(reason)) if is_silent_alone(place) => {
+                    let reason =
+                        format!("{reason}; whether the endpoint has it is not known, and others of the host answer");
+                    verdicts.judge(place, Verdict::failed(FailureKind::Busy, reason));
+                }
                 Outcome::Judged(verdict) => {
                     any = true;
                     verdicts.judge(place, verdict);

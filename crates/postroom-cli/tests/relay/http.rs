@@ -12,8 +12,8 @@ use postroom_testkit::surroundings;
 use crate::rig::{Rig, assert_clean};
 
 const MESSAGES: usize = 5_000;
-/// Two batches of two hundred, and sixteen requests of each.
-const IN_FLIGHT_MAX: usize = 400;
+/// Two batches.
+const IN_FLIGHT_MAX: usize = 128;
 
 struct Endpoint {
     got: Mutex<Vec<String>>,
