@@ -13,8 +13,8 @@ use super::client;
 use super::progress::Anchor;
 use super::record;
 
-/// A look takes no longer; what was not seen by then is looked at the next time.
-const WITHIN: Duration = Duration::from_secs(5);
+/// When nothing more has come for so long, what was not seen is looked at the next time.
+const WITHIN: Duration = Duration::from_secs(2);
 
 /// Reads single records, as no member of a group.
 pub(super) struct Anchors {
@@ -37,23 +37,22 @@ impl Anchors {
         Self { config, reader: None }
     }
 
-    /// The partitions among these that have another record at this offset. Those whose record was deleted since, or cannot be read now, are not
-    /// among them.
-    pub fn others(&mut self, wanted: &[(&str, i32, Anchor)]) -> Vec<(String, i32)> {
+    /// Looks at these records.
+    pub fn look(&mut self, wanted: &[(&str, i32, Anchor)]) -> Looked {
         if wanted.is_empty() {
-            return Vec::new();
+            return Looked::default();
         }
-        match self.look(wanted) {
-            Ok(others) => others,
+        match self.read(wanted) {
+            Ok(looked) => looked,
             Err(problem) => {
                 tracing::debug!("it could not be seen whether partitions still have what was received: {problem}");
                 self.reader = None;
-                Vec::new()
+                Looked::default()
             }
         }
     }
 
-    fn look(&mut self, wanted: &[(&str, i32, Anchor)]) -> Result<Vec<(String, i32)>, String> {
+    fn read(&mut self, wanted: &[(&str, i32, Anchor)]) -> Result<Looked, String> {
         let reader = match self.reader.take() {
             Some(reader) => reader,
             None => self.config.clone()?.create::<BaseConsumer>().map_err(|error| error.to_string())?,
@@ -66,20 +65,39 @@ impl Anchors {
             open.insert(((*topic).to_owned(), *partition), *anchor);
         }
         reader.assign(&list).map_err(|error| error.to_string())?;
-        let (since, mut others) = (Instant::now(), Vec::new());
-        while !open.is_empty() && since.elapsed() < WITHIN {
-            // An error is about one partition, of which nothing is known then.
+        let (mut last, mut looked) = (Instant::now(), Looked::default());
+        while !open.is_empty() && last.elapsed() < WITHIN {
+            // An error is about one partition, and does not say which.
             let Some(Ok(message)) = reader.poll(Duration::from_millis(50)) else { continue };
             let of = (message.topic().to_owned(), message.partition());
-            if let Some(anchor) = open.remove(&of)
-                && message.offset() == anchor.offset
-                && record::print(&message) != anchor.print
-            {
-                others.push(of);
+            if let Some(anchor) = open.remove(&of) {
+                last = Instant::now();
+                // Another offset: the record itself was deleted.
+                match message.offset() == anchor.offset && record::print(&message) != anchor.print {
+                    true => looked.others.push(of),
+                    false => looked.same.push(of),
+                }
             }
         }
         reader.unassign().map_err(|error| error.to_string())?;
+        // Of those that did not come, the ones whose place is gone can never be seen again.
+        for ((topic, partition), anchor) in open {
+            match reader.fetch_watermarks(&topic, partition, WITHIN) {
+                Ok((low, _)) if anchor.offset < low => looked.same.push((topic, partition)),
+                Ok((_, high)) if anchor.offset >= high => looked.others.push((topic, partition)),
+                _ => {}
+            }
+        }
         self.reader = Some(reader);
-        Ok(others)
+        Ok(looked)
     }
+}
+
+/// What was seen. A partition that is in neither could not be looked at.
+#[derive(Default)]
+pub(super) struct Looked {
+    /// Partitions that have another record in that place, or end before it.
+    pub others: Vec<(String, i32)>,
+    /// Partitions that have it, or have deleted it.
+    pub same: Vec<(String, i32)>,
 }

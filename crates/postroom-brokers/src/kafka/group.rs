@@ -16,7 +16,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use rdkafka::types::RDKafkaRespErr as Native;
 
 use super::address::Address;
-use super::anchors::Anchors;
+use super::anchors::{Anchors, Looked};
 use super::client::{self, Watcher};
 use super::progress::{self, Anchor, Begin, Committed, Note, Told};
 use super::record;
@@ -314,14 +314,19 @@ impl Member<'_> {
         self.looked = Instant::now();
         let wanted: Vec<(&str, i32, Anchor)> =
             self.mine.iter().filter_map(|mine| Some((mine.topic.as_str(), mine.partition, mine.anchor?))).collect();
-        let others = self.anchors.others(&wanted);
+        let Looked { others, same } = self.anchors.look(&wanted);
         for (topic, partition) in &others {
             self.begin_anew(topic, *partition)?;
         }
         if let Some((topic, partition)) = others.first() {
             return Err(format!("partition {partition} of topic {topic:?} was made anew, or has lost its end"));
         }
-        self.mine.iter_mut().for_each(|mine| mine.anchor = mine.latest.or(mine.anchor));
+        // One that could not be looked at keeps its record for the next time.
+        for mine in &mut self.mine {
+            if same.iter().any(|(topic, partition)| mine.partition == *partition && mine.topic == *topic) {
+                mine.anchor = mine.latest.or(mine.anchor);
+            }
+        }
         Ok(())
     }
 
@@ -419,7 +424,7 @@ impl Member<'_> {
             let anchor = note.and_then(|note| note.anchor);
             let mut begin = progress::begin(committed.as_ref(), low, high);
             if let (Some(anchor), Some(committed), true) = (anchor, &committed, begin.told.is_none())
-                && !self.anchors.others(&[(&topic, partition, anchor)]).is_empty()
+                && !self.anchors.look(&[(&topic, partition, anchor)]).others.is_empty()
             {
                 let told = Some(Told::WentBack { received: committed.offset, end: high });
                 begin = Begin { offset: low, known_before: high, told };
