@@ -21,9 +21,11 @@ const LOCKED_AT_MOST: Duration = Duration::from_secs(600);
 /// 101: the action is forbidden.
 const POLICY_TEXT: &str = "#!/bin/sh\n# put here by postroom's `cargo xtask`, which removes it again\nexit 101\n";
 
-/// What the C library behind the feature `kafka` is compiled with, and a file by which each package shows.
-const TO_COMPILE: [(&str, &str); 4] = [
+/// What the C library behind the feature `kafka` is compiled with, and OpenSSL itself, each with a file by which the package shows.
+const TO_COMPILE: [(&str, &str); 5] = [
     ("libssl-dev", "/usr/include/openssl/ssl.h"),
+    // Signatures of requests are compared with its own.
+    ("openssl", "/usr/bin/openssl"),
     ("pkg-config", "/usr/bin/pkg-config"),
     ("g++", "/usr/bin/g++"),
     ("make", "/usr/bin/make"),
