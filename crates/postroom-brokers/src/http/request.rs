@@ -93,7 +93,11 @@ fn plain(message: &Message) -> Request {
     let mut put = |name: Cow<'_, str>, value: Cow<'_, str>, is_own: bool| {
         let lower = name.to_ascii_lowercase();
         let twice = headers.iter().any(|(found, _)| *found == lower);
-        if is_value(&value) && is_name(&name) && !twice && !(is_own && is_taken(&lower)) {
+        // Names are compared without their case on the way: an own header must not take the place of one of ours.
+        let poses = is_own
+            && name != lower
+            && ["postroom-", "tenant-", "aggregate-"].iter().any(|start| lower.starts_with(start));
+        if is_value(&value) && is_name(&name) && !twice && !poses && !(is_own && is_taken(&lower)) {
             headers.push((lower.into(), value.into_owned()));
         } else {
             others.insert(name.into_owned(), value.into_owned());

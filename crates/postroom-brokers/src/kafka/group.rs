@@ -396,6 +396,14 @@ impl Member<'_> {
                     .to_owned(),
             ),
             Code::Fenced | Code::FencedInstanceId | Code::Fatal => Err(error.to_string()),
+            // The library would go on behind it, and what it skips would be committed.
+            Code::BadMessage
+            | Code::BadCompression
+            | Code::NotImplemented
+            | Code::InvalidMessage
+            | Code::MessageSizeTooLarge => {
+                Err(format!("a batch of a partition cannot be read, and nothing behind it is received: {error}"))
+            }
             _ => {
                 tracing::debug!("the Kafka client has trouble: {error}");
                 Ok(())
