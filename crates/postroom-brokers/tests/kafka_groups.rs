@@ -399,3 +399,21 @@ async fn a_topic_that_is_missing_keeps_nobody_from_the_others() {
     }
     one.close().await;
 }
+
+/// With less room than one partition can fill, each still has its turn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backlog_of_one_partition_does_not_keep_out_the_others() {
+    let server = server().await;
+    AuditTopic::create(&server.address(), "turns", 3, &[]).await;
+    publish(&server, &messages("turns", 3_000, 60)).await;
+    let one = subscription(&server, &["turns"], 20);
+    let (mut partitions, mut count) = (BTreeSet::new(), 0);
+    while count < 400 {
+        let received = next(&one, 20).await;
+        count += received.len();
+        partitions.extend(received.iter().map(|received| received.partition));
+        ack(&one, &received).await;
+    }
+    assert_eq!(partitions.len(), 3, "of 400 messages, some are of each partition");
+    one.close().await;
+}

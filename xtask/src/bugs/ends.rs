@@ -353,6 +353,13 @@ pub(super) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "kafka_begins_with_the_same_partition",
+        breaks: "lets the backlog of one partition keep out all others",
+        package: "postroom-brokers",
+        test: &["--test", "kafka_groups", "a_backlog_of_one_partition_does_not_keep_out_the_others"],
+        needs_bin: false,
+    },
+    Bug {
         name: "kafka_reads_on_in_a_new_topic",
         breaks: "passes over messages of a topic that was made anew",
         package: "postroom-brokers",

@@ -139,17 +139,13 @@ impl HttpOptions {
         }
     }
 
-    /// Scheme, host and path, without the query, where endpoints have their tokens.
+    /// Scheme and host. Endpoints have their tokens in the query, and many in the path.
     fn shown_url(&self) -> String {
-        let text = self.url.split(['?', '#']).next().unwrap_or_default();
-        match text.split_once("://") {
-            Some((scheme, rest)) => {
-                let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-                let host = authority.rsplit('@').next().unwrap_or_default();
-                format!("{scheme}://{host}/{path}")
-            }
-            None => "(an url that cannot be read)".to_owned(),
-        }
+        let Some((scheme, rest)) = self.url.split_once("://") else { return "(an url that cannot be read)".to_owned() };
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        let host = authority.rsplit('@').next().unwrap_or_default();
+        let more = if rest.len() > authority.len() + 1 { "/\u{2026}" } else { "" };
+        format!("{scheme}://{host}{more}")
     }
 
     fn opened(&self) -> Result<Opened, String> {
@@ -298,8 +294,8 @@ mod tests {
             let error = with(change).unwrap();
             assert!(error.contains(told) && !error.contains("hunter2"), "{told}: {error}");
         }
-        let options = HttpOptions::new("https://u:hunter2@hooks.example.com/a?token=hunter2");
-        assert_eq!(options.shown(), "http https://hooks.example.com/a");
+        let options = HttpOptions::new("https://u:hunter2@hooks.example.com/hunter2?token=hunter2");
+        assert_eq!(options.shown(), "http https://hooks.example.com/\u{2026}");
         assert!(!format!("{options:?}").contains("hunter2"));
     }
 }

@@ -21,14 +21,15 @@ const BATCHES_IN_FLIGHT_MAX: usize = 2;
 const PAUSE_MAX: Duration = Duration::from_secs(3_600);
 /// Endpoints whose pauses are remembered.
 const PAUSES_MAX: usize = 10_000;
-/// What is read of an answer's body, so that its connection can be used again.
+/// What is read of an answer's body, so that its connection can be used again; and for how long.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// Sends requests to one host.
 pub struct HttpSink {
     options: HttpOptions,
     opened: Opened,
-    /// Until when an endpoint wants to be left alone.
+    /// Until when an endpoint has asked to be left alone.
     pauses: Mutex<HashMap<String, Instant>>,
     is_closed: AtomicBool,
 }
@@ -104,7 +105,7 @@ impl HttpSink {
         match self.opened.client.execute(request).await {
             Ok(response) => {
                 let verdict = self.verdict(&url, &response);
-                drain(response).await;
+                let _ = tokio::time::timeout(ANSWER_WITHIN, drain(response)).await;
                 Outcome::Judged(verdict)
             }
             Err(error) if error.is_connect() => Outcome::Unsent(why(&error)),
@@ -311,11 +312,12 @@ fn judged(status: StatusCode, location: Option<&str>) -> Verdict {
         // By their meaning these have nothing to do with this request: 429 and 503 ask for a pause.
         429 | 503 => told(FailureKind::Busy, "it takes no requests now"),
         300..=399 => {
-            let to: String =
-                location.unwrap_or("nowhere").split(['?', '#']).next().unwrap_or_default().chars().take(200).collect();
+            // Its path may have a token in it.
+            let to = location.and_then(|to| Url::parse(to).ok());
+            let to = to.map_or_else(|| "elsewhere".to_owned(), |to| to.origin().ascii_serialization());
             told(
                 FailureKind::Transient,
-                &format!("redirects are not followed; set url to where it leads ({to:?}), if that is meant"),
+                &format!("redirects are not followed; set url to where it leads ({to}), if that is meant"),
             )
         }
         401 | 403 | 407 => told(
@@ -323,10 +325,12 @@ fn judged(status: StatusCode, location: Option<&str>) -> Verdict {
             "it does not let this request in; correct the secret, the headers or the rights",
         ),
         404 | 405 => told(FailureKind::Transient, "nothing there takes POST; correct url"),
-        410 => told(FailureKind::Permanent, "it is gone for good and wants no more requests"),
+        410 => told(FailureKind::Permanent, "it is gone for good"),
         413 => told(FailureKind::Permanent, "the message is too large for it"),
         414 | 431 => told(FailureKind::Permanent, "the headers or the url of the message are too large for it"),
-        408 | 425 => told(FailureKind::Transient, "it wants the request once more"),
+        408 | 425 => told(FailureKind::Transient, "it asks for the request once more"),
+        // About the account, another request with this id that is not finished, the connection, a lock: not about this message.
+        402 | 409 | 421 | 423 | 424 | 451 => told(FailureKind::Transient, "it does not take this request now"),
         400..=499 => told(FailureKind::Permanent, "it refuses this message"),
         _ => told(FailureKind::Transient, "it failed"),
     }
@@ -416,13 +420,11 @@ mod tests {
         ] {
             assert_eq!(kind(status), Some(expected), "{status}");
         }
-        let Verdict::Failed(failure) = judged(StatusCode::FOUND, Some("https://other.example/x?token=secret")) else {
+        let Verdict::Failed(failure) = judged(StatusCode::FOUND, Some("https://other.example/secret?token=secret"))
+        else {
             panic!()
         };
-        assert!(
-            failure.reason.contains("https://other.example/x") && !failure.reason.contains("secret"),
-            "{failure:?}"
-        );
+        assert!(failure.reason.contains("https://other.example") && !failure.reason.contains("secret"), "{failure:?}");
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl Alarm {
     }
 }
 
-/// What the group wants of this member.
+/// What the group asks of this member.
 enum Change {
     Assigned(TopicPartitionList),
     Revoked(TopicPartitionList),
@@ -140,7 +140,10 @@ pub(super) fn work(
     config.set("session.timeout.ms", "10000").set("heartbeat.interval.ms", "1000").set("socket.timeout.ms", "10000");
     config.set("isolation.level", "read_committed").set("check.crcs", "true").set("allow.auto.create.topics", "false");
     config.set("topic.metadata.refresh.interval.ms", "60000").set("fetch.queue.backoff.ms", "10");
-    config.set("queued.max.messages.kbytes", "16384").set("queued.min.messages", "10000");
+    config
+        .set("queued.max.messages.kbytes", "256")
+        .set("fetch.message.max.bytes", "262144")
+        .set("queued.min.messages", "10000");
     let context = Context {
         watcher: session.watcher.clone(),
         changes: StdMutex::default(),
@@ -353,7 +356,7 @@ impl Member<'_> {
         self.session.watcher.down().or_else(|| self.session.watcher.last()).unwrap_or_else(|| error.to_string())
     }
 
-    /// What the group wants, and what went wrong.
+    /// What the group asks for, and what went wrong.
     fn hear(&mut self) -> Result<(), String> {
         // A rebalance is heard with a poll that brings nothing.
         let error = match self.consumer.poll(Duration::ZERO) {
@@ -509,10 +512,13 @@ impl Member<'_> {
     /// Takes messages as far as there is room. Whether there were any.
     fn fetch(&mut self) -> Result<bool, String> {
         let mut seen: Vec<(usize, Anchor)> = Vec::new();
+        let mut next = 0;
         let mut work = || -> Result<(), String> {
             for (index, mine) in self.mine.iter().enumerate() {
-                for _ in 0..AT_ONCE {
+                for taken in 0..AT_ONCE {
                     if !self.session.has_room() {
+                        // Whoever did not have a turn is first the next time: a backlog of some must not keep out the others.
+                        next = index + usize::from(taken > 0);
                         return Ok(());
                     }
                     match mine.queue.poll(Duration::ZERO) {
@@ -539,6 +545,8 @@ impl Member<'_> {
                 mine.anchor.get_or_insert(anchor);
             }
         }
+        let turns = self.mine.len().max(1);
+        self.mine.rotate_left(next % turns);
         worked.map(|()| any)
     }
 

@@ -43,7 +43,8 @@ pub struct KafkaSubscriptionOptions {
     /// Most deliveries handed out and not settled; 1000.
     #[serde(default = "default_prefetch")]
     pub prefetch: u16,
-    /// Most bytes of deliveries handed out and not settled, in which one message may be larger; 64 MiB. The client library holds 16 MiB besides.
+    /// Most bytes of deliveries handed out and not settled, in which one message may be larger; 64 MiB. The client
+    /// library holds about 512 KiB for each partition besides.
     #[serde(default = "default_unsettled_bytes")]
     pub unsettled_bytes_max: u64,
 }
