@@ -13,8 +13,11 @@ use super::client;
 use super::progress::Anchor;
 use super::record;
 
-/// When nothing more has come for so long, what was not seen is looked at the next time.
+/// A look takes no longer: the member's thread waits for it. What was not seen by then is looked at the next time.
 const WITHIN: Duration = Duration::from_secs(2);
+/// Of so many that were not seen, their ends are asked for.
+const FURTHER: usize = 4;
+const ENDS_WITHIN: Duration = Duration::from_millis(500);
 
 /// Reads single records, as no member of a group.
 pub(super) struct Anchors {
@@ -65,25 +68,26 @@ impl Anchors {
             open.insert(((*topic).to_owned(), *partition), *anchor);
         }
         reader.assign(&list).map_err(|error| error.to_string())?;
-        let (mut last, mut looked) = (Instant::now(), Looked::default());
-        while !open.is_empty() && last.elapsed() < WITHIN {
+        let (since, mut looked) = (Instant::now(), Looked::default());
+        while !open.is_empty() && since.elapsed() < WITHIN {
             // An error is about one partition, and does not say which.
             let Some(Ok(message)) = reader.poll(Duration::from_millis(50)) else { continue };
             let of = (message.topic().to_owned(), message.partition());
             if let Some(anchor) = open.remove(&of) {
-                last = Instant::now();
-                // Another offset: the record itself was deleted.
-                match message.offset() == anchor.offset && record::print(&message) != anchor.print {
-                    true => looked.others.push(of),
-                    false => looked.same.push(of),
-                }
+                let which = match (message.offset() == anchor.offset, record::print(&message) == anchor.print) {
+                    (true, true) => &mut looked.same,
+                    (true, false) => &mut looked.others,
+                    // The record itself was deleted.
+                    (false, _) => &mut looked.gone,
+                };
+                which.push(of);
             }
         }
         reader.unassign().map_err(|error| error.to_string())?;
         // Of those that did not come, the ones whose place is gone can never be seen again.
-        for ((topic, partition), anchor) in open {
-            match reader.fetch_watermarks(&topic, partition, WITHIN) {
-                Ok((low, _)) if anchor.offset < low => looked.same.push((topic, partition)),
+        for ((topic, partition), anchor) in open.into_iter().take(FURTHER) {
+            match reader.fetch_watermarks(&topic, partition, ENDS_WITHIN) {
+                Ok((low, _)) if anchor.offset < low => looked.gone.push((topic, partition)),
                 Ok((_, high)) if anchor.offset >= high => looked.others.push((topic, partition)),
                 _ => {}
             }
@@ -93,11 +97,13 @@ impl Anchors {
     }
 }
 
-/// What was seen. A partition that is in neither could not be looked at.
+/// What was seen. A partition that is in none could not be looked at.
 #[derive(Default)]
 pub(super) struct Looked {
     /// Partitions that have another record in that place, or end before it.
     pub others: Vec<(String, i32)>,
-    /// Partitions that have it, or have deleted it.
+    /// Partitions that have it.
     pub same: Vec<(String, i32)>,
+    /// Partitions that have deleted it.
+    pub gone: Vec<(String, i32)>,
 }

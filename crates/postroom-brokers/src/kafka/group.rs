@@ -6,21 +6,20 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex as StdMutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdkafka::ClientContext;
-use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::base_consumer::PartitionQueue;
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, RebalanceProtocol};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::message::{BorrowedMessage, Message as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
-use rdkafka::types::RDKafkaRespErr as Native;
 
 use super::address::Address;
 use super::anchors::{Anchors, Looked};
-use super::client::{self, Watcher};
+use super::client;
+use super::context::{Change, Context, lock};
+use super::offsets;
 use super::progress::{self, Anchor, Begin, Committed, Note, Told};
 use super::record;
-use super::subscription::{KafkaSubscriptionOptions, Session, Taken};
+use super::subscription::{KafkaSubscriptionOptions, Reserved, Session, Taken};
 
 /// The library is polled this often, so that it hears of partitions that come and go.
 const POLLED_EVERY: Duration = Duration::from_millis(100);
@@ -33,6 +32,8 @@ const AT_ONCE: usize = 100;
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 /// While no broker is there, one is asked this often.
 const ASKED_EVERY: Duration = Duration::from_secs(1);
+/// What each of many partitions gets, when the others have taken long.
+const LEAST: Duration = Duration::from_millis(100);
 /// So often it is looked whether partitions still have what was received of them.
 const LOOKED_EVERY: Duration = Duration::from_secs(10);
 /// And whether topics are there that were missing.
@@ -55,63 +56,6 @@ impl Alarm {
         let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.heard.wait_timeout_while(rung, most, |rung| !*rung);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
-    }
-}
-
-/// What the group asks of this member.
-enum Change {
-    Assigned(TopicPartitionList),
-    Revoked(TopicPartitionList),
-}
-
-/// Hears what the library says.
-pub(super) struct Context {
-    watcher: Watcher,
-    changes: StdMutex<Vec<Change>>,
-    /// The library closes: what it gives back is nobody's any more.
-    closing: StdMutex<bool>,
-    commit_failed: StdMutex<bool>,
-}
-
-impl ClientContext for Context {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        self.watcher.log(level, facility, message);
-    }
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        self.watcher.error(error, reason);
-    }
-}
-
-fn lock<T>(of: &StdMutex<T>) -> std::sync::MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl ConsumerContext for Context {
-    /// Only noted: where a partition begins has to be asked first, and that not while the library is being polled.
-    fn rebalance(&self, consumer: &BaseConsumer<Self>, wanted: Native, partitions: &mut TopicPartitionList) {
-        if *lock(&self.closing) {
-            let _ = match consumer.rebalance_protocol() {
-                RebalanceProtocol::Cooperative => consumer.incremental_unassign(partitions),
-                _ => consumer.unassign(),
-            };
-            return;
-        }
-        let partitions = partitions.clone();
-        let change = match wanted {
-            Native::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => Change::Assigned(partitions),
-            _ => Change::Revoked(partitions),
-        };
-        lock(&self.changes).push(change);
-    }
-
-    fn commit_callback(&self, result: Result<(), KafkaError>, _: &TopicPartitionList) {
-        if let Err(error) = result
-            && !matches!(error, KafkaError::ConsumerCommit(Code::NoOffset))
-        {
-            tracing::debug!("the group did not take what was settled: {error}");
-            *lock(&self.commit_failed) = true;
-        }
     }
 }
 
@@ -167,11 +111,29 @@ pub(super) fn work(
         is_any_missing: Cell::new(false),
     };
     let worked = member.work();
+    if let Err(problem) = &worked {
+        // Before it takes its leave, which may take a while.
+        session.ended(problem.clone());
+    }
     // Whoever is next begins behind what was settled.
     member.commit(CommitMode::Sync);
-    member.mine.clear();
-    *lock(&member.consumer.context().closing) = true;
     worked
+}
+
+impl Drop for Member<'_> {
+    fn drop(&mut self) {
+        // They keep the consumer.
+        self.mine.clear();
+        let context = self.consumer.context();
+        *lock(&context.closing) = true;
+        // The library does not close before each change is answered.
+        for change in std::mem::take(&mut *lock(&context.changes)) {
+            let _ = match change {
+                Change::Assigned(partitions) => self.consumer.incremental_assign(&partitions),
+                Change::Revoked(partitions) => self.consumer.incremental_unassign(&partitions),
+            };
+        }
+    }
 }
 
 struct Member<'a> {
@@ -255,7 +217,7 @@ impl Member<'_> {
             }
         }
         let committed = self.consumer.committed_offsets(partitions, ANSWERS_WITHIN).map_err(failed)?;
-        let mut notes = committed.elements().into_iter().filter_map(|element| Note::read(element.metadata()));
+        let mut notes = committed.elements().into_iter().filter_map(|element| offsets::note(&element));
         notes.try_for_each(|note| self.belongs(&note))
     }
 
@@ -314,20 +276,26 @@ impl Member<'_> {
     /// Whether each partition still has the record that was there at the last look. Kafka does not say that a topic was made anew: reading goes
     /// on at the old place, past messages that nobody has received.
     fn look_at_anchors(&mut self) -> Result<(), String> {
-        self.looked = Instant::now();
         let wanted: Vec<(&str, i32, Anchor)> =
             self.mine.iter().filter_map(|mine| Some((mine.topic.as_str(), mine.partition, mine.anchor?))).collect();
-        let Looked { others, same } = self.anchors.look(&wanted);
+        let Looked { others, same, gone } = self.anchors.look(&wanted);
+        self.looked = Instant::now();
         for (topic, partition) in &others {
             self.begin_anew(topic, *partition)?;
         }
         if let Some((topic, partition)) = others.first() {
             return Err(format!("partition {partition} of topic {topic:?} was made anew, or has lost its end"));
         }
+        let is_among = |which: &[(String, i32)], mine: &Mine| {
+            which.iter().any(|(topic, partition)| mine.partition == *partition && mine.topic == *topic)
+        };
         // One that could not be looked at keeps its record for the next time.
         for mine in &mut self.mine {
-            if same.iter().any(|(topic, partition)| mine.partition == *partition && mine.topic == *topic) {
+            if is_among(&same, mine) {
                 mine.anchor = mine.latest.or(mine.anchor);
+            } else if is_among(&gone, mine) {
+                let old = mine.anchor.map_or(-1, |anchor| anchor.offset);
+                mine.anchor = mine.latest.filter(|latest| latest.offset > old);
             }
         }
         Ok(())
@@ -344,8 +312,8 @@ impl Member<'_> {
         );
         let note = Note { reserved: high, anchor: None, consumer: self.options.consumer.clone() };
         let mut told = TopicPartitionList::new();
-        let done =
-            add(&mut told, topic, partition, low, &note).and_then(|()| self.consumer.commit(&told, CommitMode::Sync));
+        let done = offsets::add(&mut told, topic, partition, low, &note)
+            .and_then(|()| self.consumer.commit(&told, CommitMode::Sync));
         done.map_err(|error| self.why(&error))?;
         // What was settled of the old one says nothing of the new one.
         self.mine.retain(|mine| mine.topic != topic || mine.partition != partition);
@@ -368,14 +336,16 @@ impl Member<'_> {
         if let Some(error) = error {
             self.failed(&error)?;
         }
-        let changes = std::mem::take(&mut *lock(&self.consumer.context().changes));
-        for change in changes {
-            match change {
-                Change::Assigned(partitions) => self.take(&partitions)?,
-                Change::Revoked(partitions) => self.give_back(&partitions)?,
+        loop {
+            let next = lock(&self.consumer.context().changes).first().cloned();
+            match next {
+                None => return Ok(()),
+                Some(Change::Assigned(partitions)) => self.take(&partitions)?,
+                Some(Change::Revoked(partitions)) => self.give_back(&partitions)?,
             }
+            // One that failed stays, and is answered at the end.
+            lock(&self.consumer.context().changes).remove(0);
         }
-        Ok(())
     }
 
     /// An error that the library does not get over by itself ends the session.
@@ -419,35 +389,64 @@ impl Member<'_> {
         let watcher = self.session.watcher.clone();
         let failed = |error: KafkaError| watcher.down().or_else(|| watcher.last()).unwrap_or_else(|| error.to_string());
         let committed = self.consumer.committed_offsets(partitions.clone(), ANSWERS_WITHIN).map_err(&failed)?;
-        let mut begins = Vec::new();
+        let since = Instant::now();
+        let mut found: Vec<(String, i32, Option<Committed>, i64, i64)> = Vec::new();
         for element in committed.elements() {
             element.error().map_err(&failed)?;
             let (topic, partition) = (element.topic().to_owned(), element.partition());
-            let (low, high) = self.consumer.fetch_watermarks(&topic, partition, ANSWERS_WITHIN).map_err(&failed)?;
             let committed = match element.offset() {
-                Offset::Offset(offset) => Some(Committed { offset, note: Note::read(element.metadata()) }),
+                Offset::Offset(offset) => Some(Committed { offset, note: offsets::note(&element) }),
                 _ => None,
             };
-            let note = committed.as_ref().and_then(|committed| committed.note.as_ref());
-            if let Some(note) = note {
+            if let Some(note) = committed.as_ref().and_then(|committed| committed.note.as_ref()) {
                 self.belongs(note)?;
             }
-            let anchor = note.and_then(|note| note.anchor);
+            let within = ANSWERS_WITHIN.saturating_sub(since.elapsed()).max(LEAST);
+            let (low, high) = match self.consumer.fetch_watermarks(&topic, partition, within) {
+                Ok(ends) => ends,
+                // Nobody leads it now: it goes on where it stands as soon as somebody does, and keeps nobody from the others.
+                Err(error) if committed.is_some() => {
+                    tracing::warn!("the ends of partition {partition} of topic {topic:?} cannot be seen now: {error}");
+                    (0, i64::MAX)
+                }
+                Err(error) => return Err(failed(error)),
+            };
+            found.push((topic, partition, committed, low, high));
+        }
+        let anchor_of = |committed: &Option<Committed>| committed.as_ref()?.note.as_ref()?.anchor;
+        let wanted: Vec<(&str, i32, Anchor)> = found
+            .iter()
+            .filter_map(|(topic, partition, committed, low, high)| {
+                let anchor = anchor_of(committed)?;
+                (*low..*high).contains(&anchor.offset).then_some((topic.as_str(), *partition, anchor))
+            })
+            .filter(|(topic, partition, _)| {
+                found
+                    .iter()
+                    .any(|(found, number, _, _, high)| found == topic && number == partition && *high < i64::MAX)
+            })
+            .collect();
+        let others = self.anchors.look(&wanted).others;
+        let mut begins = Vec::new();
+        for (topic, partition, committed, low, high) in found {
+            let mut anchor = anchor_of(&committed).filter(|anchor| anchor.offset >= low);
             let mut begin = progress::begin(committed.as_ref(), low, high);
-            if let (Some(anchor), Some(committed), true) = (anchor, &committed, begin.told.is_none())
-                && !self.anchors.look(&[(&topic, partition, anchor)]).others.is_empty()
-            {
+            let is_another = anchor.is_some_and(|anchor| anchor.offset >= high)
+                || others.iter().any(|(other, number)| *other == topic && *number == partition);
+            if let (None, true, Some(committed)) = (&begin.told, is_another, &committed) {
                 let told = Some(Told::WentBack { received: committed.offset, end: high });
                 begin = Begin { offset: low, known_before: high, told };
             }
-            let anchor = anchor.filter(|_| begin.told.is_none());
+            if begin.told.is_some() {
+                anchor = None;
+            }
             self.tell(&topic, partition, &begin);
             begins.push((topic, partition, begin, anchor));
         }
         let mut told = TopicPartitionList::new();
         for (topic, partition, begin, anchor) in &begins {
             let note = self.note(begin.offset.saturating_add(RESERVED), *anchor);
-            add(&mut told, topic, *partition, begin.offset, &note).map_err(&failed)?;
+            offsets::add(&mut told, topic, *partition, begin.offset, &note).map_err(&failed)?;
         }
         if !begins.is_empty() {
             self.consumer.commit(&told, CommitMode::Sync).map_err(&failed)?;
@@ -475,9 +474,9 @@ impl Member<'_> {
         match begin.told {
             None => {}
             Some(Told::Removed(count)) => tracing::error!(
-                "{count} offsets of partition {partition} of topic {topic:?} were removed from Kafka before group {group:?} received them: \
-                 messages are lost unless they were received in another way; compare with `postroom reconcile`, and keep messages for longer \
-                 (retention.ms, retention.bytes)"
+                "up to {count} messages of partition {partition} of topic {topic:?} were removed from Kafka before group {group:?} received them \
+                 (offsets without a message, such as the marks of transactions, are counted too): they are lost unless they were received in another way; compare with \
+                 `postroom reconcile`, and keep messages for longer (retention.ms, retention.bytes)"
             ),
             Some(Told::WentBack { received, end }) => tracing::warn!(
                 "partition {partition} of topic {topic:?} ends at {end}, and group {group:?} had received up to {received}: the topic was made anew or \
@@ -512,14 +511,18 @@ impl Member<'_> {
     /// Takes messages as far as there is room. Whether there were any.
     fn fetch(&mut self) -> Result<bool, String> {
         let mut seen: Vec<(usize, Anchor)> = Vec::new();
-        let mut next = 0;
+        let mut first = 0;
         let mut work = || -> Result<(), String> {
             for (index, mine) in self.mine.iter().enumerate() {
                 for taken in 0..AT_ONCE {
                     if !self.session.has_room() {
                         // Whoever did not have a turn is first the next time: a backlog of some must not keep out the others.
-                        next = index + usize::from(taken > 0);
+                        first = index + usize::from(taken > 0);
                         return Ok(());
+                    }
+                    let Reserved { floor, reserved, next } = self.session.reserved(mine.number);
+                    if next >= reserved && !self.reserve(mine, floor, next.saturating_add(RESERVED))? {
+                        break;
                     }
                     match mine.queue.poll(Duration::ZERO) {
                         None => break,
@@ -546,20 +549,31 @@ impl Member<'_> {
             }
         }
         let turns = self.mine.len().max(1);
-        self.mine.rotate_left(next % turns);
+        self.mine.rotate_left(first % turns);
         worked.map(|()| any)
+    }
+
+    /// Tells the group that more may be handed out. False: not now, because partitions are being shared out.
+    fn reserve(&self, mine: &Mine, floor: i64, more: i64) -> Result<bool, String> {
+        let mut told = TopicPartitionList::new();
+        let done = offsets::add(&mut told, &mine.topic, mine.partition, floor, &self.note(more, mine.anchor))
+            .and_then(|()| self.consumer.commit(&told, CommitMode::Sync));
+        match done {
+            Ok(()) => {
+                self.session.committed(mine.number, floor, Some(more));
+                Ok(true)
+            }
+            Err(KafkaError::ConsumerCommit(Code::RebalanceInProgress | Code::IllegalGeneration)) => Ok(false),
+            Err(error) => Err(self.why(&error)),
+        }
     }
 
     fn hand_out(&self, mine: &Mine, message: &BorrowedMessage<'_>) -> Result<(), String> {
         let offset = message.offset();
-        let (floor, reserved) = self.session.reserved(mine.number).unwrap_or((offset, i64::MAX));
-        if offset >= reserved {
-            let more = offset.saturating_add(RESERVED);
-            let mut told = TopicPartitionList::new();
-            let done = add(&mut told, &mine.topic, mine.partition, floor, &self.note(more, mine.anchor))
-                .and_then(|()| self.consumer.commit(&told, CommitMode::Sync));
-            done.map_err(|error| self.why(&error))?;
-            self.session.committed(mine.number, floor, Some(more));
+        let Reserved { floor, reserved, .. } = self.session.reserved(mine.number);
+        // Behind a gap; it was seen to before the message was taken otherwise.
+        if offset >= reserved && !self.reserve(mine, floor, offset.saturating_add(RESERVED))? {
+            return Err("partitions are being shared out anew".to_owned());
         }
         let (id, received) = record::received(message);
         let taken =
@@ -580,7 +594,8 @@ impl Member<'_> {
         let mut floors = HashMap::new();
         for mine in &self.mine {
             if let Some((floor, reserved)) = self.session.to_commit(mine.number, again)
-                && add(&mut told, &mine.topic, mine.partition, floor, &self.note(reserved, mine.anchor)).is_ok()
+                && offsets::add(&mut told, &mine.topic, mine.partition, floor, &self.note(reserved, mine.anchor))
+                    .is_ok()
             {
                 floors.insert(mine.number, floor);
             }
@@ -612,13 +627,6 @@ impl Member<'_> {
         // A receiver that waits has to hear of it.
         self.session.told();
     }
-}
-
-fn add(list: &mut TopicPartitionList, topic: &str, partition: i32, offset: i64, note: &Note) -> Result<(), KafkaError> {
-    let mut element = list.add_partition(topic, partition);
-    element.set_offset(Offset::Offset(offset))?;
-    element.set_metadata(note.written());
-    Ok(())
 }
 
 /// What a refusal means for whoever set this up.

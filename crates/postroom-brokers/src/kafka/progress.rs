@@ -32,6 +32,11 @@ impl Progress {
         self.open.remove(&offset);
     }
 
+    /// Behind the last one that was read.
+    pub fn next(&self) -> i64 {
+        self.next
+    }
+
     /// Everything before this one is settled.
     pub fn floor(&self) -> i64 {
         self.open.first().copied().unwrap_or(self.next)

@@ -2,6 +2,7 @@
 //! unsettled deliveries along.
 
 use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -115,6 +116,16 @@ pub(super) struct Taken {
     pub message: Message,
 }
 
+/// How a partition stands with the group.
+pub(super) struct Reserved {
+    /// Everything before is settled.
+    pub floor: i64,
+    /// What is before may be handed out.
+    pub reserved: i64,
+    /// What comes next, unless there is a gap.
+    pub next: i64,
+}
+
 /// One membership, from joining the group to leaving it.
 pub(super) struct Session {
     number: u64,
@@ -213,9 +224,20 @@ impl Session {
         held.unsettled.len() < self.prefetch && (held.bytes < self.bytes_max || held.unsettled.is_empty())
     }
 
-    /// What is settled in a partition, and what was told of it to be handed out.
-    pub fn reserved(&self, partition: u32) -> Option<(i64, i64)> {
-        lock(&self.held).partitions.get(&partition).map(|progress| (progress.floor(), progress.reserved))
+    /// How a partition stands with the group. One that is not there any more reserves everything: nothing of it is handed out.
+    pub fn reserved(&self, partition: u32) -> Reserved {
+        let gone = Reserved { floor: 0, reserved: i64::MAX, next: 0 };
+        lock(&self.held).partitions.get(&partition).map_or(gone, |progress| Reserved {
+            floor: progress.floor(),
+            reserved: progress.reserved,
+            next: progress.next(),
+        })
+    }
+
+    /// It is over, and why.
+    pub fn ended(&self, why: String) {
+        lock(&self.held).over.get_or_insert(why);
+        self.told();
     }
 
     pub fn arrived(&self, taken: Taken) {
@@ -372,7 +394,8 @@ impl KafkaSubscription {
         });
         let (member, address, options) = (session.clone(), self.address.clone(), self.options.clone());
         let work = move || {
-            let worked = group::work(&member, &address, &options);
+            let working = AssertUnwindSafe(|| group::work(&member, &address, &options));
+            let worked = catch_unwind(working).unwrap_or_else(|_| Err("the member's thread has panicked".to_owned()));
             let mut held = lock(&member.held);
             held.is_gone = true;
             held.over.get_or_insert(worked.err().unwrap_or_else(|| "the session was closed".to_owned()));
