@@ -62,6 +62,7 @@ const BROKERS: &[(&str, &str)] = &[
     ("rabbitmq", "RabbitMQ 3.10"),
     ("nats", "NATS 2.15"),
     ("kafka", "Kafka 4.3"),
+    ("redis", "Redis 7.0"),
     ("http", "HTTP"),
     ("lines", "file, standard output"),
     ("in_process", "in-process broker"),
@@ -69,7 +70,7 @@ const BROKERS: &[(&str, &str)] = &[
 
 /// What cannot be run at all, because it does not exist.
 const MISSING: &[(&str, &str, &str)] = &[
-    ("AMQP 1.0, Redis Streams, MQTT, SQS, SMTP", "", "there is no sink and no subscription for them"),
+    ("AMQP 1.0, MQTT, SQS, SMTP", "", "there is no sink and no subscription for them"),
     ("HTTP", "receiving", "it has no subscription"),
 ];
 

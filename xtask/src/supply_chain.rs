@@ -18,7 +18,7 @@ const FEATURES: [(&str, &[&str]); 6] = [
     ("postroom", &["", "trace", "crash-points", "trace,crash-points"]),
     ("postroom-postgres", &["", "tokio-postgres", "sqlx", "sqlx-08", "sqlx,sqlx-08", "tokio-postgres,sqlx,sqlx-08"]),
     ("postroom-sqlite", &["", "rusqlite", "sqlx", "rusqlite,sqlx"]),
-    ("postroom-brokers", &["", "http", "kafka", "nats", "rabbitmq"]),
+    ("postroom-brokers", &["", "http", "kafka", "nats", "rabbitmq", "redis"]),
     ("postroom-archive", &["", "parquet", "s3"]),
     ("postroom-cli", &["", "kafka", "mssql", "otlp", "parquet", "s3"]),
 ];

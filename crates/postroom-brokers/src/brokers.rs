@@ -19,6 +19,8 @@ use crate::lines;
 use crate::nats;
 #[cfg(feature = "rabbitmq")]
 use crate::rabbitmq;
+#[cfg(feature = "redis")]
+use crate::redis;
 
 /// Every broker that can be configured. A further one: its folder, a line here, and its Cargo feature.
 pub const BROKERS: &[&Broker] = &[
@@ -28,6 +30,8 @@ pub const BROKERS: &[&Broker] = &[
     &nats::BROKER,
     #[cfg(feature = "kafka")]
     &kafka::BROKER,
+    #[cfg(feature = "redis")]
+    &redis::BROKER,
     #[cfg(feature = "http")]
     &http::BROKER,
     &lines::FILE,

@@ -11,12 +11,18 @@ pub mod lines;
 pub mod nats;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 mod brokers;
+#[cfg(any(feature = "kafka", feature = "redis"))]
+mod deliveries;
 mod keys;
-#[cfg(any(feature = "http", feature = "kafka", feature = "nats"))]
+#[cfg(any(feature = "http", feature = "kafka", feature = "nats", feature = "redis"))]
 mod template;
-#[cfg(any(feature = "http", feature = "kafka", feature = "nats", feature = "rabbitmq"))]
+#[cfg(any(feature = "kafka", feature = "nats", feature = "redis"))]
+mod text_headers;
+#[cfg(any(feature = "http", feature = "kafka", feature = "nats", feature = "rabbitmq", feature = "redis"))]
 mod tls;
 
 pub use brokers::{

@@ -54,7 +54,7 @@ impl Template {
     }
 
     /// The text, where it is the same for every message.
-    #[cfg(feature = "kafka")]
+    #[cfg(any(feature = "kafka", feature = "redis"))]
     pub fn fixed(&self) -> Option<&str> {
         match self.0.as_slice() {
             [Part::Text(text)] => Some(text),

@@ -227,12 +227,15 @@ async fn silence_and_an_endpoint_that_is_away_are_told_apart() {
     let verdicts = published(&sink, &[message("never", "a")]).await;
     assert!(matches!(&verdicts[0], Verdict::Unknown(why) if why.contains("no answer within 2 s")), "{verdicts:?}");
     let verdicts = published(&sink, &[message("never", "a"), message("long", "b")]).await;
-    let Verdict::Failed(failure) = &verdicts[0] else { panic!("{verdicts:?}") };
-    assert!(
-        failure.kind == FailureKind::Busy && failure.reason.contains("is not known"),
-        "only its key waits: {failure:?}"
-    );
     assert_eq!(verdicts[1], Verdict::Stored, "however long its answer is");
+    // Alone too: the host is known to be up.
+    for verdict in [&verdicts[0], &published(&sink, &[message("never", "a")]).await[0]] {
+        let Verdict::Failed(failure) = verdict else { panic!("{verdict:?}") };
+        assert!(
+            failure.kind == FailureKind::Busy && failure.reason.contains("is not known"),
+            "only its key waits: {failure:?}"
+        );
+    }
     let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let mut options = HttpOptions::new(format!("http://{nobody}/x?token=secret"));
     options.private_addresses = true;
@@ -240,6 +243,95 @@ async fn silence_and_an_endpoint_that_is_away_are_told_apart() {
     let error = sink.publish(&Batch::new([message("x", "a"), message("x", "b")])).await.unwrap_err();
     let text = format!("{error}: {}", std::error::Error::source(&error).unwrap());
     assert!(text.contains(&nobody.to_string()) && text.contains("refused") && !text.contains("secret"), "{text}");
+}
+
+/// Answers requests with these bytes, in pieces with a pause between them, and then closes the connection if that is asked for. Returns its
+/// address and how many requests of `POST` it has read.
+async fn raw(pieces: &'static [&'static [u8]], closes: bool) -> (String, Arc<std::sync::atomic::AtomicUsize>) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let posts: Arc<std::sync::atomic::AtomicUsize> = Arc::default();
+    let counted = posts.clone();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let counted = counted.clone();
+            tokio::spawn(async move {
+                let mut read = Vec::new();
+                loop {
+                    let whole = read.windows(4).position(|bytes| bytes == b"\r\n\r\n").and_then(|head| {
+                        let text = String::from_utf8_lossy(&read[..head]).to_lowercase();
+                        let length = text.split("content-length: ").nth(1).and_then(|rest| rest.lines().next());
+                        let end = head + 4 + length.map_or(0, |length| length.trim().parse::<usize>().unwrap());
+                        (read.len() >= end).then_some((text.starts_with("post"), end))
+                    });
+                    let Some((is_post, end)) = whole else {
+                        if stream.read_buf(&mut read).await.unwrap_or(0) == 0 {
+                            return;
+                        }
+                        continue;
+                    };
+                    read.drain(..end);
+                    if !is_post {
+                        // It serves nothing but `POST`.
+                        return;
+                    }
+                    counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    for piece in pieces {
+                        if stream.write_all(piece).await.is_err() {
+                            return;
+                        }
+                        tokio::time::sleep(Duration::from_millis(2)).await;
+                    }
+                    if closes {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (address, posts)
+}
+
+/// The messages of 20 batches, each to a url of its own; how many were not stored at once.
+async fn not_stored(options: HttpOptions) -> usize {
+    let sink = HttpSink::new(options).unwrap();
+    sink.probe().await.unwrap();
+    let mut others = 0;
+    for _ in 0..20 {
+        let messages: Vec<Message> = (0..8).map(|key| message("x", &format!("k{key}"))).collect();
+        others += published(&sink, &messages).await.iter().filter(|verdict| **verdict != Verdict::Stored).count();
+    }
+    others
+}
+
+/// Neither is a fault of a message.
+#[tokio::test]
+async fn connections_that_end_between_requests_and_answers_with_a_rest_hold_up_nobody() {
+    let with = |address: &str| {
+        let mut options = HttpOptions::new(format!("http://{address}/{{key}}"));
+        (options.private_addresses, options.deadline_seconds) = (true, 5);
+        options
+    };
+    let (closing, posts) = raw(&[b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"], true).await;
+    assert_eq!(not_stored(with(&closing)).await, 0);
+    assert!(posts.load(std::sync::atomic::Ordering::Relaxed) <= 160 + 8, "{posts:?}");
+    // `204` has no body, and servers made by hand send one nevertheless, a moment later.
+    let (talking, posts) = raw(&[b"HTTP/1.1 204 No Content\r\n\r\n", b"{\"ok\":true}"], false).await;
+    assert_eq!(not_stored(with(&talking)).await, 0);
+    assert!(
+        posts.load(std::sync::atomic::Ordering::Relaxed) <= 160 + 8,
+        "only those of the first batches are repeated: {posts:?}"
+    );
+    // One answer too many, which passes for that of the next request of the connection.
+    let twice: &[&[u8]] =
+        &[b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"];
+    let (lying, posts) = raw(twice, false).await;
+    let mut options = with(&lying);
+    options.reuse_connections = false;
+    assert_eq!(not_stored(options).await, 0);
+    assert_eq!(posts.load(std::sync::atomic::Ordering::Relaxed), 160, "each was read before it counted as stored");
 }
 
 /// A field of the message that would lead elsewhere.

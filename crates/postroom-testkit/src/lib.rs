@@ -18,5 +18,7 @@ pub mod postgres;
 pub mod proxy;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
+#[cfg(feature = "redis")]
+pub mod redis;
 pub mod services;
 pub mod surroundings;

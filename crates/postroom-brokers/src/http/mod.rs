@@ -55,6 +55,10 @@ pub struct HttpOptions {
     /// URL of a proxy, which then resolves names and connects; none by default, whatever the environment says.
     #[serde(default)]
     pub proxy: Option<String>,
+    /// Whether a connection is used for further requests; true by default. Without, an endpoint that breaks the rules of HTTP cannot make an
+    /// answer pass for that of another request; each request then takes a connection of its own.
+    #[serde(default = "default_reuse")]
+    pub reuse_connections: bool,
     /// Most requests at once; 16 by default.
     #[serde(default = "default_requests")]
     pub requests_in_flight_max: usize,
@@ -72,6 +76,10 @@ const DEADLINE_MAX_SECONDS: u64 = 600;
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 const PLAIN: &str = "http://";
 const ENCRYPTED: &str = "https://";
+
+fn default_reuse() -> bool {
+    true
+}
 
 fn default_requests() -> usize {
     16
@@ -133,6 +141,7 @@ impl HttpOptions {
             source: None,
             private_addresses: false,
             proxy: None,
+            reuse_connections: default_reuse(),
             requests_in_flight_max: default_requests(),
             batch_messages_max: default_batch(),
             deadline_seconds: default_deadline(),
@@ -141,11 +150,22 @@ impl HttpOptions {
 
     /// Scheme and host. Endpoints have their tokens in the query, and many in the path.
     fn shown_url(&self) -> String {
-        let Some((scheme, rest)) = self.url.split_once("://") else { return "(an url that cannot be read)".to_owned() };
-        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-        let host = authority.rsplit('@').next().unwrap_or_default();
+        const UNREADABLE: &str = "(an url that cannot be read)";
+        let Some((scheme, rest)) = self.url.split_once("://") else { return UNREADABLE.to_owned() };
+        let authority = rest.split(['/', '?', '#', '\\']).next().unwrap_or_default();
+        let (user, place) = authority.rsplit_once('@').unwrap_or(("", authority));
+        // A password with such a sign in it ends the authority too early: what looks like a host is a part of it.
+        let is_cut = user.is_empty() && rest[authority.len()..].contains('@');
+        let port = place.rsplit_once(':').filter(|_| !place.ends_with(']')).map_or("", |(_, port)| port);
+        let host = place.strip_suffix(port).unwrap_or(place);
+        let colons = host.strip_suffix(':').unwrap_or(host);
+        let is_host =
+            port.bytes().all(|byte| byte.is_ascii_digit()) && (colons.starts_with('[') || !colons.contains(':'));
+        if is_cut || !is_host {
+            return UNREADABLE.to_owned();
+        }
         let more = if rest.len() > authority.len() + 1 { "/\u{2026}" } else { "" };
-        format!("{scheme}://{host}{more}")
+        format!("{scheme}://{place}{more}")
     }
 
     fn opened(&self) -> Result<Opened, String> {
@@ -161,6 +181,9 @@ impl HttpOptions {
         let rest = text.strip_prefix(PLAIN).or_else(|| text.strip_prefix(ENCRYPTED));
         let rest = rest.ok_or_else(|| format!("url must begin with {ENCRYPTED} or {PLAIN}"))?;
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        if text.contains('\\') {
+            return Err("url has a backslash".to_owned());
+        }
         if authority.contains(['{', '}']) {
             return Err("url has a field in its host; a field may be in the path and in the query".to_owned());
         }
@@ -170,7 +193,9 @@ impl HttpOptions {
         if text.contains('#') {
             return Err("url has a fragment (#), which is not sent".to_owned());
         }
-        let template = Template::parse(&text).map_err(|problem| format!("url: {problem}"))?;
+        let template = Template::parse(&text);
+        // Its path may have a token in it.
+        let template = template.map_err(|problem| format!("url: {}", problem.replace(&format!("{text:?}"), "it")))?;
         let origin = Url::parse(&text[..text.len() - rest.len() + authority.len()]);
         let origin = origin.map_err(|error| format!("url cannot be read: {error}"))?;
         if !template.has_fields() {
@@ -188,7 +213,9 @@ impl HttpOptions {
         let secrets = Secrets::read(&self.secrets)?;
         let events = match (self.cloudevents, &self.source) {
             (None, None) => None,
-            (Some(_), Some(source)) if source.trim().is_empty() => return Err("source is empty".to_owned()),
+            (Some(_), Some(source)) if source.is_empty() || source.chars().any(is_not_of_a_uri) => {
+                return Err("source must be a URI reference, such as https://shop.example/orders".to_owned());
+            }
             (Some(mode), Some(source)) => Some((mode, source.clone())),
             (Some(_), None) => {
                 return Err("cloudevents needs a source, such as source = \"https://shop.example/orders\"".to_owned());
@@ -196,8 +223,9 @@ impl HttpOptions {
             (None, Some(_)) => return Err("source is a part of cloudevents, which is not set".to_owned()),
         };
         let headers = self.own_headers()?;
-        let client = self.client(&files)?;
-        Ok(Opened { template, origin, host, secrets, events, headers, client })
+        let client = self.client(&files, self.requests_in_flight_max)?;
+        let fresh = self.client(&files, 0)?;
+        Ok(Opened { template, origin, host, secrets, events, headers, client, fresh })
     }
 
     fn own_headers(&self) -> Result<HeaderMap, String> {
@@ -220,23 +248,34 @@ impl HttpOptions {
         Ok(headers)
     }
 
-    fn client(&self, files: &TlsFiles) -> Result<reqwest::Client, String> {
+    fn client(&self, files: &TlsFiles, idle_max: usize) -> Result<reqwest::Client, String> {
         let builder = reqwest::Client::builder()
             .tls_backend_preconfigured(files.read()?.client()?)
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_WITHIN)
-            .pool_max_idle_per_host(self.requests_in_flight_max)
+            .pool_max_idle_per_host(idle_max)
             .user_agent(concat!("postroom/", env!("CARGO_PKG_VERSION")))
             .no_proxy();
         let builder = match &self.proxy {
             // The proxy resolves names.
             Some(proxy) => {
-                builder.proxy(reqwest::Proxy::all(proxy).map_err(|_| "proxy is no URL of a proxy".to_owned())?)
+                let wrong = || "proxy is no URL of a proxy; write http://HOST:PORT or https://HOST:PORT".to_owned();
+                let url = Url::parse(proxy).map_err(|_| wrong())?;
+                if !matches!(url.scheme(), "http" | "https") || !matches!(url.path(), "" | "/") || url.query().is_some()
+                {
+                    return Err(wrong());
+                }
+                builder.proxy(reqwest::Proxy::all(proxy).map_err(|_| wrong())?)
             }
             None => builder.dns_resolver(Guard { private_too: self.private_addresses }),
         };
         builder.build().map_err(|error| error.to_string())
     }
+}
+
+/// No URI has one of these. <https://www.rfc-editor.org/rfc/rfc3986#section-2>
+fn is_not_of_a_uri(c: char) -> bool {
+    c.is_control() || c.is_whitespace() || "<>\"{}|\\^`".contains(c)
 }
 
 /// What is made of the options.
@@ -249,6 +288,8 @@ struct Opened {
     events: Option<(CloudEvents, String)>,
     headers: HeaderMap,
     client: reqwest::Client,
+    /// Each of its requests has a connection of its own.
+    fresh: reqwest::Client,
 }
 
 #[cfg(test)]
@@ -289,11 +330,33 @@ mod tests {
                 "no header can have",
             ),
             (&|options| options.proxy = Some("::hunter2".to_owned()), "proxy is no URL"),
+            (&|options| options.proxy = Some("http://proxy.example/hunter2".to_owned()), "proxy is no URL"),
+            (&|options| options.proxy = Some("socks5://hunter2".to_owned()), "proxy is no URL"),
+            (
+                &|options| {
+                    (options.cloudevents, options.source) = (Some(CloudEvents::Binary), Some("http://a b".to_owned()));
+                },
+                "URI reference",
+            ),
             (&|options| options.requests_in_flight_max = 0, "between 1 and"),
         ] {
             let error = with(change).unwrap();
             assert!(error.contains(told) && !error.contains("hunter2"), "{told}: {error}");
         }
+        for url in [
+            "https://u:hunter2/12@h/",
+            "https://u:12?hunter2@h/",
+            "https://u:hunt#er2@h/",
+            "https://127.0.0.1\\hunter2/",
+            "https://h:1:hunter2/",
+            "https://h/hunter2/{kez}",
+            "https://h/hunter2/{key?token=hunter2",
+        ] {
+            let options = HttpOptions::new(url);
+            let told = format!("{} {:?} {:?}", options.shown(), options, options.opened().err());
+            assert!(!told.contains("hunter2") && !told.contains("hunt"), "{url}: {told}");
+        }
+        assert_eq!(HttpOptions::new("https://[::1]:8443/x").shown(), "http https://[::1]:8443/\u{2026}");
         let options = HttpOptions::new("https://u:hunter2@hooks.example.com/hunter2?token=hunter2");
         assert_eq!(options.shown(), "http https://hooks.example.com/\u{2026}");
         assert!(!format!("{options:?}").contains("hunter2"));

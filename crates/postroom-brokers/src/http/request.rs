@@ -26,7 +26,7 @@ const OTHERS: &str = "postroom-headers";
 const ENVELOPE: Envelope = Envelope::reserving(&[CONTENT_TYPE, TYPE, OCCURRED_MS, OTHERS]);
 
 /// A message's own header of such a name would mean something to servers and proxies on the way, or pass for one of the route's.
-const TAKEN: [&str; 24] = [
+const TAKEN: [&str; 28] = [
     "accept-encoding",
     "authorization",
     "connection",
@@ -45,12 +45,16 @@ const TAKEN: [&str; 24] = [
     "referer",
     "set-cookie",
     "te",
+    "true-client-ip",
     "trailer",
     "transfer-encoding",
     "upgrade",
     "user-agent",
     "via",
-    "x-forwarded-for",
+    "x-http-method-override",
+    "x-original-url",
+    "x-real-ip",
+    "x-rewrite-url",
 ];
 const TAKEN_PREFIXES: [&str; 7] = ["webhook-", "ce-", "proxy-", "sec-", "if-", "x-forwarded-", "access-control-"];
 
@@ -92,12 +96,14 @@ fn plain(message: &Message) -> Request {
     let mut others = BTreeMap::new();
     let mut put = |name: Cow<'_, str>, value: Cow<'_, str>, is_own: bool| {
         let lower = name.to_ascii_lowercase();
-        let twice = headers.iter().any(|(found, _)| *found == lower);
-        // Names are compared without their case on the way: an own header must not take the place of one of ours.
+        // Names are compared without their case on the way, and some servers take `_` for `-`: an own header must not take the place of
+        // one of ours, or of one that means something.
+        let read = lower.replace('_', "-");
+        let twice = headers.iter().any(|(found, _)| found.replace('_', "-") == read);
         let poses = is_own
-            && name != lower
-            && ["postroom-", "tenant-", "aggregate-"].iter().any(|start| lower.starts_with(start));
-        if is_value(&value) && is_name(&name) && !twice && !poses && !(is_own && is_taken(&lower)) {
+            && name != read
+            && ["postroom-", "tenant-", "aggregate-"].iter().any(|start| read.starts_with(start));
+        if is_value(&value) && is_name(&name) && !twice && !poses && !(is_own && is_taken(&read)) {
             headers.push((lower.into(), value.into_owned()));
         } else {
             others.insert(name.into_owned(), value.into_owned());
@@ -253,6 +259,9 @@ mod tests {
             .header("Content-Length", "7")
             .header("authorization", "Bearer x")
             .header("webhook-id", "forged")
+            .header("webhook_id", "forged")
+            .header("content_length", "7")
+            .header("Tenant_Id", "forged")
             .header("x y", "name")
             .header("greeting", "gr\u{fc}\u{df}e \u{1f600}")
             .header("a", "b\r\nhost: evil")
@@ -267,7 +276,16 @@ mod tests {
             (header(&request, "postroom-type"), header(&request, "content-type")),
             (vec!["order.placed"], vec!["application/json"])
         );
-        for name in ["content-length", "authorization", "webhook-id", "x y", "host"] {
+        for name in [
+            "content-length",
+            "content_length",
+            "authorization",
+            "webhook-id",
+            "webhook_id",
+            "tenant_id",
+            "x y",
+            "host",
+        ] {
             assert!(header(&request, name).is_empty(), "{name}");
         }
         let others = header(&request, OTHERS)[0];

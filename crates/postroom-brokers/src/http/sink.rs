@@ -1,8 +1,8 @@
 //! Publishing: each message is a request, and its answer a verdict.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
@@ -21,6 +21,12 @@ const BATCHES_IN_FLIGHT_MAX: usize = 2;
 const PAUSE_MAX: Duration = Duration::from_secs(3_600);
 /// Endpoints whose pauses are remembered.
 const PAUSES_MAX: usize = 10_000;
+/// A host that has stored something within this time is up: who is silent beside that is silent alone.
+const EVIDENCE_FOR: Duration = Duration::from_secs(600);
+/// After a connection that could not be used again, none is used again for so long.
+const DISTRUSTED_FOR: Duration = Duration::from_secs(600);
+/// A host that does not answer a question within this time may still take messages.
+const ANSWERS_HEAD_WITHIN: Duration = Duration::from_secs(5);
 /// What is read of an answer's body, so that its connection can be used again; and for how long.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
@@ -31,7 +37,15 @@ pub struct HttpSink {
     opened: Opened,
     /// Until when an endpoint has asked to be left alone.
     pauses: Mutex<HashMap<String, Instant>>,
+    /// The two urls that stored something last, the newest first.
+    stored: Mutex<[Option<(String, Instant)>; 2]>,
+    /// Until when each request has a connection of its own.
+    distrusts: Mutex<Option<Instant>>,
     is_closed: AtomicBool,
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What became of one message.
@@ -45,7 +59,14 @@ impl HttpSink {
     /// Checks the options; connects with the first request.
     pub fn new(options: HttpOptions) -> Result<Self, OpenSinkError> {
         let opened = options.opened().map_err(|problem| OpenSinkError { kind: "http", problem })?;
-        Ok(Self { options, opened, pauses: Mutex::default(), is_closed: AtomicBool::new(false) })
+        Ok(Self {
+            options,
+            opened,
+            pauses: Mutex::default(),
+            stored: Mutex::default(),
+            distrusts: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+        })
     }
 
     pub(super) fn is_here(&self) -> bool {
@@ -55,6 +76,15 @@ impl HttpSink {
 
     fn unavailable(&self, reason: impl Into<postroom::BoxError>) -> Unavailable {
         Unavailable::new(format!("endpoint {}", self.options.shown_url()), reason)
+    }
+
+    /// For people: which way requests take.
+    fn by_proxy(&self) -> String {
+        self.options
+            .proxy
+            .as_deref()
+            .map(|proxy| format!(" by proxy {}", postroom::redact_url(proxy)))
+            .unwrap_or_default()
     }
 
     fn deadline(&self) -> Duration {
@@ -102,9 +132,12 @@ impl HttpSink {
             Ok(request) => request,
             Err(reason) => return Outcome::Judged(Verdict::failed(FailureKind::Permanent, reason)),
         };
-        match self.opened.client.execute(request).await {
+        match self.execute(request, by).await {
             Ok(response) => {
                 let verdict = self.verdict(&url, &response);
+                if verdict == Verdict::Stored {
+                    self.has_stored(url.as_str());
+                }
                 let _ = tokio::time::timeout(ANSWER_WITHIN, drain(response)).await;
                 Outcome::Judged(verdict)
             }
@@ -118,6 +151,43 @@ impl HttpSink {
             }
             Err(error) => Outcome::Judged(Verdict::Unknown(why(&error))),
         }
+    }
+
+    /// A server may close a connection just when it is used again, or have said more on it than one answer. Such a request is made once
+    /// more at once, on a connection of its own, as are those after it for a while.
+    async fn execute(&self, request: reqwest::Request, by: Instant) -> Result<Response, reqwest::Error> {
+        let is_distrusted = lock(&self.distrusts).is_some_and(|until| until > Instant::now());
+        if is_distrusted || !self.options.reuse_connections {
+            return self.opened.fresh.execute(request).await;
+        }
+        let again = request.try_clone();
+        let error = match self.opened.client.execute(request).await {
+            Err(error) if !error.is_connect() && !error.is_timeout() && !error.is_builder() => error,
+            other => return other,
+        };
+        *lock(&self.distrusts) = Some(Instant::now() + DISTRUSTED_FOR);
+        let left = by.saturating_duration_since(Instant::now());
+        match again {
+            Some(mut again) if !left.is_zero() => {
+                *again.timeout_mut() = Some(left);
+                self.opened.fresh.execute(again).await
+            }
+            _ => Err(error),
+        }
+    }
+
+    fn has_stored(&self, url: &str) {
+        let mut stored = lock(&self.stored);
+        if stored[0].as_ref().is_none_or(|(last, _)| last != url) {
+            stored.swap(0, 1);
+        }
+        stored[0] = Some((url.to_owned(), Instant::now()));
+    }
+
+    /// Whether the host has stored something at another url of late.
+    fn others_are_stored(&self, url: &str) -> bool {
+        let is_other = |(other, at): &(String, Instant)| other != url && at.elapsed() < EVIDENCE_FOR;
+        lock(&self.stored).iter().flatten().any(is_other)
     }
 
     fn url_of(&self, message: &Message) -> Result<Url, String> {
@@ -165,7 +235,7 @@ impl HttpSink {
     }
 
     fn pause_of(&self, url: &Url) -> Option<Duration> {
-        let mut pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pauses = lock(&self.pauses);
         let left = pauses.get(url.as_str())?.saturating_duration_since(Instant::now());
         if left.is_zero() {
             pauses.remove(url.as_str());
@@ -182,7 +252,7 @@ impl HttpSink {
         if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
             && let Some(pause) = header(RETRY_AFTER).and_then(|text| pause_in(text, SystemTime::now()))
         {
-            let mut pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut pauses = lock(&self.pauses);
             if pauses.len() >= PAUSES_MAX {
                 let now = Instant::now();
                 pauses.retain(|_, until| *until > now);
@@ -194,7 +264,7 @@ impl HttpSink {
         judged(status, header(LOCATION))
     }
 
-    async fn head(&self) -> Result<StatusCode, reqwest::Error> {
+    async fn head(&self, within: Duration) -> Result<StatusCode, reqwest::Error> {
         let url = match self.opened.template.has_fields() {
             true => self.opened.origin.clone(),
             false => self
@@ -205,14 +275,14 @@ impl HttpSink {
                 .and_then(|text| Url::parse(&text).ok())
                 .unwrap_or_else(|| self.opened.origin.clone()),
         };
-        let request = self.opened.client.head(url).headers(self.opened.headers.clone()).timeout(self.deadline());
+        let request = self.opened.fresh.head(url).headers(self.opened.headers.clone()).timeout(within);
         request.send().await.map(|response| response.status())
     }
 
     /// Whether it can be reached, with a request that by its meaning changes nothing.
     pub(super) async fn check(&self) -> Result<String, CheckFailed> {
-        let status = self.head().await.map_err(|error| {
-            let problem = format!("{} cannot be reached: {}", self.options.shown_url(), why(&error));
+        let status = self.head(self.deadline()).await.map_err(|error| {
+            let problem = format!("{} cannot be reached{}: {}", self.options.shown_url(), self.by_proxy(), why(&error));
             CheckFailed { advice: advice(&problem).to_owned(), problem }
         })?;
         let signed = match self.opened.secrets.count() {
@@ -261,14 +331,7 @@ impl Sink for HttpSink {
             .await;
         let outcomes: Vec<(usize, Outcome)> = outcomes.into_iter().flatten().collect();
         // Where another url of the host answers, the silence of this one is its own: only its keys wait.
-        let answering: HashSet<String> = outcomes
-            .iter()
-            .filter(|(_, outcome)| matches!(outcome, Outcome::Judged(Verdict::Stored)))
-            .filter_map(|(place, _)| self.url_at(batch, *place))
-            .collect();
-        let is_silent_alone = |place: usize| {
-            !answering.is_empty() && self.url_at(batch, place).is_some_and(|url| !answering.contains(&url))
-        };
+        let is_silent_alone = |place: usize| self.url_at(batch, place).is_some_and(|url| self.others_are_stored(&url));
         let (mut verdicts, mut any, mut last) = (batch.silent(), false, None);
         for (place, outcome) in outcomes {
             match outcome {
@@ -297,7 +360,13 @@ impl Sink for HttpSink {
         if self.is_closed.load(Ordering::Relaxed) {
             return Err(self.unavailable("the sink is closed"));
         }
-        self.head().await.map(drop).map_err(|error| self.unavailable(why(&error)))
+        match self.head(self.deadline().min(ANSWERS_HEAD_WITHIN)).await {
+            Err(error) if error.is_connect() || error.is_builder() => {
+                Err(self.unavailable(format!("{}{}", why(&error), self.by_proxy())))
+            }
+            // Some serve nothing but `POST`: whether they take messages shows with the first one.
+            _ => Ok(()),
+        }
     }
 
     async fn close(&self) {
@@ -311,6 +380,7 @@ fn judged(status: StatusCode, location: Option<&str>) -> Verdict {
     match status.as_u16() {
         // By their meaning these have nothing to do with this request: 429 and 503 ask for a pause.
         429 | 503 => told(FailureKind::Busy, "it takes no requests now"),
+        304 => told(FailureKind::Transient, "that is no answer to POST; look into the endpoint"),
         300..=399 => {
             // Its path may have a token in it.
             let to = location.and_then(|to| Url::parse(to).ok());

@@ -19,7 +19,8 @@ use super::context::{Change, Context, lock};
 use super::offsets;
 use super::progress::{self, Anchor, Begin, Committed, Note, Told};
 use super::record;
-use super::subscription::{KafkaSubscriptionOptions, Reserved, Session, Taken};
+use super::subscription::{KafkaSubscriptionOptions, Reserved, Session};
+use crate::deliveries::Taken;
 
 /// The library is polled this often, so that it hears of partitions that come and go.
 const POLLED_EVERY: Duration = Duration::from_millis(100);
@@ -576,8 +577,9 @@ impl Member<'_> {
             return Err("partitions are being shared out anew".to_owned());
         }
         let (id, received) = record::received(message);
-        let taken =
-            Taken { partition: mine.number, offset, redelivered: offset < mine.known_before, id, message: received };
+        let (partition, next) = (mine.number, offset.saturating_add(1));
+        let redelivered = offset < mine.known_before;
+        let taken = Taken { partition, place: offset, next, redelivered, id, message: received };
         self.session.arrived(taken);
         Ok(())
     }

@@ -1,47 +1,4 @@
-//! Pure: how far a partition is settled, and where the next session begins.
-
-use std::collections::BTreeSet;
-
-/// Offsets of one partition, from where a session began.
-#[derive(Debug)]
-pub(super) struct Progress {
-    /// Handed out or waiting, and not settled.
-    open: BTreeSet<i64>,
-    /// Behind the last one that was read.
-    next: i64,
-    /// What the group was told last.
-    pub committed: i64,
-    /// The group was told that what is before this one may have been handed out.
-    pub reserved: i64,
-}
-
-impl Progress {
-    /// Begins at `offset`, which the group was told, together with `reserved`.
-    pub fn from(offset: i64, reserved: i64) -> Self {
-        Self { open: BTreeSet::new(), next: offset, committed: offset, reserved }
-    }
-
-    /// This one was read.
-    pub fn read(&mut self, offset: i64) {
-        self.open.insert(offset);
-        self.next = self.next.max(offset.saturating_add(1));
-    }
-
-    /// This one is settled.
-    pub fn settled(&mut self, offset: i64) {
-        self.open.remove(&offset);
-    }
-
-    /// Behind the last one that was read.
-    pub fn next(&self) -> i64 {
-        self.next
-    }
-
-    /// Everything before this one is settled.
-    pub fn floor(&self) -> i64 {
-        self.open.first().copied().unwrap_or(self.next)
-    }
-}
+//! Pure: what a group is told of a partition, and where the next session begins.
 
 /// What a group has committed for a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,20 +100,6 @@ pub(super) fn begin(committed: Option<&Committed>, low: i64, high: i64) -> Begin
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_what_has_nothing_open_before_it_is_committed() {
-        let mut progress = Progress::from(10, 10);
-        assert_eq!(progress.floor(), 10);
-        [10, 11, 15].into_iter().for_each(|offset| progress.read(offset));
-        progress.settled(15);
-        progress.settled(11);
-        assert_eq!(progress.floor(), 10);
-        progress.settled(10);
-        assert_eq!(progress.floor(), 16, "offsets have gaps");
-        progress.settled(10);
-        assert_eq!(progress.floor(), 16);
-    }
 
     #[test]
     fn a_session_begins_where_the_one_before_was_settled() {

@@ -2,41 +2,31 @@
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use postroom::envelope::{Envelope, HeaderValue};
+use postroom::envelope::Envelope;
 use postroom::{Message, MessageId, UNREADABLE_HEADER};
 use rdkafka::message::Headers as _;
 
 use super::progress;
 use crate::template::Template;
+use crate::text_headers::{OCCURRED_MS, TYPE, TextHeaders};
 
 /// The message id.
 pub(super) const ID: &str = "postroom-id";
-const TYPE: &str = "postroom-type";
 const CONTENT_TYPE: &str = "content-type";
-/// When it happened, in milliseconds since 1970. The record's own time is when it was sent.
-const OCCURRED_MS: &str = "postroom-occurred-ms";
-const ENVELOPE: Envelope = Envelope::reserving(&[ID, TYPE, CONTENT_TYPE, OCCURRED_MS]);
+const HEADERS: TextHeaders = TextHeaders {
+    id: ID,
+    content_type: CONTENT_TYPE,
+    envelope: Envelope::reserving(&[ID, TYPE, CONTENT_TYPE, OCCURRED_MS]),
+};
 
 /// A name of a topic has no more. <https://github.com/apache/kafka/blob/4.0/clients/src/main/java/org/apache/kafka/common/internals/Topic.java>
 const TOPIC_BYTES_MAX: usize = 249;
 
-/// All headers of a message.
+/// All headers of a message. The record's own time is when it was sent.
 pub(super) fn headers(message: &Message) -> Vec<(Cow<'_, str>, Cow<'_, str>)> {
-    let mut all = vec![
-        (ID.into(), message.id.to_string().into()),
-        (TYPE.into(), message.kind.as_str().into()),
-        (CONTENT_TYPE.into(), message.content_type.as_str().into()),
-    ];
-    let occurred = message.occurred_at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
-    all.extend(occurred.map(|since| (OCCURRED_MS.into(), since.as_millis().to_string().into())));
-    all.extend(ENVELOPE.headers(message).into_iter().map(|(name, value)| match value {
-        HeaderValue::Text(text) => (name, text),
-        HeaderValue::Number(number) => (name, number.to_string().into()),
-    }));
-    all
+    HEADERS.of(message)
 }
 
 /// A record as far as it can be read. The id is none where there is none, or none of ours.
@@ -76,47 +66,14 @@ fn message_of(
     record_topic: &str,
     payload: Bytes,
 ) -> (Option<MessageId>, Message) {
-    let (mut id, mut kind, mut content_type, mut occurred_at) = (None, None, None, None);
-    let mut rest = Vec::with_capacity(found.len());
-    for (name, value) in found {
-        match name.as_str() {
-            ID => id = value.parse::<MessageId>().ok(),
-            TYPE => kind = Some(value.clone()),
-            CONTENT_TYPE => content_type = Some(value.clone()),
-            OCCURRED_MS => {
-                let since = value.parse().ok().map(Duration::from_millis);
-                occurred_at = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
-            }
-            // Nobody but this side says that.
-            UNREADABLE_HEADER => {}
-            _ => rest.push((name.as_str(), of_wire(name, value))),
-        }
+    let (id, mut message) = HEADERS.message(found, payload);
+    if message.topic.is_empty() {
+        record_topic.clone_into(&mut message.topic);
     }
-    let opened = ENVELOPE.open(rest);
-    let message = Message {
-        id: id.unwrap_or_else(MessageId::new),
-        topic: opened.topic.unwrap_or_else(|| record_topic.to_owned()),
-        kind: kind.unwrap_or_default(),
-        // Of a message that is not postroom's, the key of the record.
-        key: opened.key.or_else(|| record_key.map(str::to_owned)),
-        routing_key: Some(record_topic.to_owned()),
-        content_type: content_type.unwrap_or_else(|| "application/octet-stream".to_owned()),
-        tenant_id: opened.tenant_id,
-        aggregate_type: opened.aggregate_type,
-        aggregate_id: opened.aggregate_id,
-        aggregate_version: opened.aggregate_version,
-        occurred_at,
-        delay: Duration::ZERO,
-        headers: opened.headers,
-        payload,
-    };
+    // Of a message that is not postroom's, the key of the record.
+    message.key = message.key.or_else(|| record_key.map(str::to_owned));
+    message.routing_key = Some(record_topic.to_owned());
     (id, message)
-}
-
-/// The one column that is a number is digits on the wire.
-fn of_wire<'m>(name: &str, value: &'m str) -> HeaderValue<'m> {
-    let number = (name == Envelope::AGGREGATE_VERSION).then(|| value.parse().ok()).flatten();
-    number.map_or(HeaderValue::Text(value.into()), HeaderValue::Number)
 }
 
 /// The topic of a message, or why it cannot have one.

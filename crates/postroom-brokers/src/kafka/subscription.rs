@@ -1,23 +1,22 @@
 //! Receiving: a member of a consumer group. Offsets are committed only behind what is settled; a partition that is given back takes its
 //! unsettled deliveries along.
 
-use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use postroom::{Answer, Arrival, Bound, Message, MessageId, Partition, Receipt, Received, Subscription, Unavailable};
+use postroom::{Answer, Arrival, Bound, Receipt, Subscription, Unavailable};
 use serde::Deserialize;
 use tokio::sync::Notify;
 
 use super::address::{self, Address};
 use super::client::Watcher;
 use super::group::{self, Alarm};
-use super::progress::Progress;
 use super::record;
 use crate::OpenSubscriptionError;
+use crate::deliveries::{Deliveries, Taken};
 
 /// A member that leaves tells the group first.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -106,16 +105,6 @@ impl KafkaSubscriptionOptions {
     }
 }
 
-/// A message as the member took it from a partition.
-pub(super) struct Taken {
-    /// What the session calls the partition.
-    pub partition: u32,
-    pub offset: i64,
-    pub redelivered: bool,
-    pub id: Option<MessageId>,
-    pub message: Message,
-}
-
 /// How a partition stands with the group.
 pub(super) struct Reserved {
     /// Everything before is settled.
@@ -129,8 +118,6 @@ pub(super) struct Reserved {
 /// One membership, from joining the group to leaving it.
 pub(super) struct Session {
     number: u64,
-    prefetch: usize,
-    bytes_max: u64,
     held: StdMutex<Held>,
     arrived: Notify,
     /// Wakes the member's thread.
@@ -138,19 +125,9 @@ pub(super) struct Session {
     pub watcher: Watcher,
 }
 
-/// What was delivered and is not settled.
-#[derive(Default)]
+/// What the member's thread and the receiver share.
 struct Held {
-    queue: VecDeque<Received>,
-    /// Partitions that somebody else has now.
-    revoked: VecDeque<Partition>,
-    /// By the number of the delivery.
-    unsettled: HashMap<u64, Open>,
-    partitions: HashMap<u32, Progress>,
-    bytes: u64,
-    /// Numbers of deliveries and of partitions.
-    deliveries: u64,
-    numbered: u32,
+    deliveries: Deliveries<i64>,
     has_joined: bool,
     /// What a person has to do, although messages come; and whether it was told lately.
     problem: Option<String>,
@@ -162,18 +139,31 @@ struct Held {
     is_gone: bool,
 }
 
-/// A delivery that is not settled.
-struct Open {
-    partition: u32,
-    offset: i64,
-    received: Received,
-}
-
 fn lock<T>(of: &StdMutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Session {
+    fn new(options: &KafkaSubscriptionOptions) -> Self {
+        let number = SESSIONS.fetch_add(1, Ordering::Relaxed);
+        let held = Held {
+            deliveries: Deliveries::new(number, options.prefetch, options.unsettled_bytes_max),
+            has_joined: false,
+            problem: None,
+            problem_told: None,
+            is_left: false,
+            over: None,
+            is_gone: false,
+        };
+        Self {
+            number,
+            held: StdMutex::new(held),
+            arrived: Notify::new(),
+            alarm: Alarm::default(),
+            watcher: Watcher::default(),
+        }
+    }
+
     /// Somebody still receives.
     pub fn is_wanted(&self) -> bool {
         !lock(&self.held).is_left
@@ -181,11 +171,7 @@ impl Session {
 
     /// A partition begins at `offset`; what it is called.
     pub fn begin(&self, offset: i64, reserved: i64) -> u32 {
-        let mut held = lock(&self.held);
-        held.numbered = held.numbered.wrapping_add(1);
-        let number = held.numbered;
-        held.partitions.insert(number, Progress::from(offset, reserved));
-        number
+        lock(&self.held).deliveries.begin(offset, reserved)
     }
 
     /// The group has given this member its part.
@@ -220,14 +206,13 @@ impl Session {
     }
 
     pub fn has_room(&self) -> bool {
-        let held = lock(&self.held);
-        held.unsettled.len() < self.prefetch && (held.bytes < self.bytes_max || held.unsettled.is_empty())
+        lock(&self.held).deliveries.room() > 0
     }
 
     /// How a partition stands with the group. One that is not there any more reserves everything: nothing of it is handed out.
     pub fn reserved(&self, partition: u32) -> Reserved {
         let gone = Reserved { floor: 0, reserved: i64::MAX, next: 0 };
-        lock(&self.held).partitions.get(&partition).map_or(gone, |progress| Reserved {
+        lock(&self.held).deliveries.progress(partition).map_or(gone, |progress| Reserved {
             floor: progress.floor(),
             reserved: progress.reserved,
             next: progress.next(),
@@ -240,101 +225,29 @@ impl Session {
         self.told();
     }
 
-    pub fn arrived(&self, taken: Taken) {
-        let mut held = lock(&self.held);
-        let Taken { partition, offset, redelivered, id, message } = taken;
-        let Some(progress) = held.partitions.get_mut(&partition) else { return };
-        progress.read(offset);
-        held.bytes = held.bytes.saturating_add(message.payload.len() as u64);
-        held.deliveries += 1;
-        let receipt = Receipt::new(self.number, held.deliveries);
-        let received = Received { receipt, partition: Partition(partition), redelivered, id, message };
-        held.unsettled.insert(receipt.number(), Open { partition, offset, received: received.clone() });
-        held.queue.push_back(received);
-        drop(held);
+    pub fn arrived(&self, taken: Taken<i64>) {
+        lock(&self.held).deliveries.arrived(taken);
         self.told();
     }
 
     /// The floor and the reservation of a partition, where the group has to be told.
     pub fn to_commit(&self, partition: u32, again: bool) -> Option<(i64, i64)> {
-        let held = lock(&self.held);
-        let progress = held.partitions.get(&partition)?;
-        let floor = progress.floor();
-        (again || floor != progress.committed).then_some((floor, progress.reserved))
+        lock(&self.held).deliveries.to_commit(partition, again)
     }
 
     /// The group was told.
     pub fn committed(&self, partition: u32, floor: i64, reserved: Option<i64>) {
-        if let Some(progress) = lock(&self.held).partitions.get_mut(&partition) {
-            progress.committed = floor;
-            progress.reserved = reserved.unwrap_or(progress.reserved);
-        }
+        lock(&self.held).deliveries.committed(partition, floor, reserved);
     }
 
     /// Somebody else has this partition now: nothing of it can be settled here any more.
     pub fn revoke(&self, partition: u32) {
-        let mut held = lock(&self.held);
-        held.partitions.remove(&partition);
-        let queued = held.queue.len();
-        held.queue.retain(|received| received.partition != Partition(partition));
-        let dropped = queued - held.queue.len();
-        let open = held.unsettled.len();
-        held.unsettled.retain(|_, open| open.partition != partition);
-        held.bytes = held.unsettled.values().map(|open| open.received.message.payload.len() as u64).sum();
-        if open - held.unsettled.len() > dropped {
-            held.revoked.push_back(Partition(partition));
-        }
-        drop(held);
+        lock(&self.held).deliveries.revoke(partition);
         self.told();
     }
 
-    /// Hands out what is there.
-    fn take(&self, max: Bound) -> Option<Arrival> {
-        let mut held = lock(&self.held);
-        if let Some(partition) = held.revoked.pop_front() {
-            return Some(Arrival::Revoked(partition));
-        }
-        let (mut taken, mut bytes) = (Vec::new(), 0_usize);
-        while let Some(next) = held.queue.front() {
-            bytes = bytes.saturating_add(next.message.payload.len());
-            if taken.len() >= max.messages.max(1) || (!taken.is_empty() && bytes > max.bytes) {
-                break;
-            }
-            taken.extend(held.queue.pop_front());
-        }
-        (!taken.is_empty()).then_some(Arrival::Messages(taken))
-    }
-
     fn settle(&self, answers: &[(Receipt, Answer)]) {
-        let mut held = lock(&self.held);
-        let mut again = Vec::new();
-        for (receipt, answer) in answers.iter().filter(|(receipt, _)| receipt.session() == self.number) {
-            // One that was settled already, or whose partition is somebody else's.
-            let Some(open) = held.unsettled.remove(&receipt.number()) else { continue };
-            if *answer == Answer::Requeue {
-                again.push(open);
-                continue;
-            }
-            held.bytes = held.bytes.saturating_sub(open.received.message.payload.len() as u64);
-            if let Some(progress) = held.partitions.get_mut(&open.partition) {
-                progress.settled(open.offset);
-            }
-        }
-        // Each before those that come behind it in its partition.
-        again.sort_unstable_by_key(|open| (open.partition, open.offset));
-        for mut open in again {
-            held.deliveries += 1;
-            let receipt = Receipt::new(self.number, held.deliveries);
-            (open.received.receipt, open.received.redelivered) = (receipt, true);
-            let is_behind = |received: &Received| {
-                received.partition == open.received.partition
-                    && held.unsettled.get(&received.receipt.number()).is_some_and(|other| other.offset > open.offset)
-            };
-            let at = held.queue.iter().position(is_behind).unwrap_or(held.queue.len());
-            held.queue.insert(at, open.received.clone());
-            held.unsettled.insert(receipt.number(), open);
-        }
-        drop(held);
+        lock(&self.held).deliveries.settle(answers);
         self.alarm.ring();
         self.told();
     }
@@ -383,15 +296,7 @@ impl KafkaSubscription {
         if let Some(session) = current.as_ref() {
             return Ok(session.clone());
         }
-        let session = Arc::new(Session {
-            number: SESSIONS.fetch_add(1, Ordering::Relaxed),
-            prefetch: usize::from(self.options.prefetch),
-            bytes_max: self.options.unsettled_bytes_max,
-            held: StdMutex::default(),
-            arrived: Notify::new(),
-            alarm: Alarm::default(),
-            watcher: Watcher::default(),
-        });
+        let session = Arc::new(Session::new(&self.options));
         let (member, address, options) = (session.clone(), self.address.clone(), self.options.clone());
         let work = move || {
             let working = AssertUnwindSafe(|| group::work(&member, &address, &options));
@@ -455,7 +360,7 @@ impl Subscription for KafkaSubscription {
         let session = self.current()?;
         loop {
             let heard = session.arrived.notified();
-            if let Some(arrival) = session.take(max) {
+            if let Some(arrival) = lock(&session.held).deliveries.take(max) {
                 return Ok(arrival);
             }
             if let Some(why) = session.over() {
@@ -495,87 +400,5 @@ impl Subscription for KafkaSubscription {
             }
         };
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, gone).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn session() -> Session {
-        Session {
-            number: 7,
-            prefetch: 10,
-            bytes_max: 100,
-            held: StdMutex::default(),
-            arrived: Notify::new(),
-            alarm: Alarm::default(),
-            watcher: Watcher::default(),
-        }
-    }
-
-    fn arrive(session: &Session, partition: u32, offset: i64) {
-        let message = Message::new("orders", "order.placed", vec![0; 10]);
-        session.arrived(Taken { partition, offset, redelivered: false, id: Some(message.id), message });
-    }
-
-    fn taken(session: &Session, messages: usize) -> Vec<Received> {
-        match session.take(Bound { messages, bytes: usize::MAX }) {
-            Some(Arrival::Messages(messages)) => messages,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn a_delivery_that_is_given_back_comes_before_those_behind_it() {
-        let session = session();
-        let partition = session.begin(0, 100);
-        (0..5).for_each(|offset| arrive(&session, partition, offset));
-        let first = taken(&session, 3);
-        let requeue: Vec<_> = [1, 0].map(|n: usize| (first[n].receipt, Answer::Requeue)).to_vec();
-        session.settle(&requeue);
-        let again: Vec<_> =
-            taken(&session, 10).into_iter().map(|received| (received.id, received.redelivered)).collect();
-        assert_eq!(again[..2], [(first[0].id, true), (first[1].id, true)]);
-        assert_eq!((again.len(), again[2].1), (4, false));
-        session.settle(&requeue);
-        assert!(session.take(Bound { messages: 1, bytes: 1 }).is_none(), "a receipt settles one delivery");
-    }
-
-    #[test]
-    fn what_is_revoked_cannot_be_settled_and_what_is_left_can() {
-        let session = session();
-        let (one, two) = (session.begin(0, 100), session.begin(50, 100));
-        arrive(&session, one, 0);
-        arrive(&session, two, 50);
-        arrive(&session, one, 1);
-        let first = taken(&session, 2);
-        session.revoke(one);
-        assert!(
-            matches!(session.take(Bound { messages: 9, bytes: 1 }), Some(Arrival::Revoked(gone)) if gone == Partition(one))
-        );
-        assert!(session.take(Bound { messages: 9, bytes: 1 }).is_none(), "what waited of it is gone");
-        session.settle(&first.iter().map(|received| (received.receipt, Answer::Ack)).collect::<Vec<_>>());
-        assert_eq!((session.to_commit(one, false), session.to_commit(two, false)), (None, Some((51, 100))));
-        let three = session.begin(0, 100);
-        arrive(&session, three, 0);
-        session.revoke(three);
-        assert!(session.take(Bound { messages: 9, bytes: 1 }).is_none(), "nobody has seen anything of it");
-    }
-
-    #[test]
-    fn there_is_room_for_so_many_messages_and_bytes() {
-        let session = session();
-        let partition = session.begin(0, 100);
-        (0..9).for_each(|offset| arrive(&session, partition, offset));
-        assert!(session.has_room());
-        arrive(&session, partition, 9);
-        assert!(!session.has_room());
-        let received = taken(&session, 1);
-        session.settle(&[(received[0].receipt, Answer::Reject)]);
-        assert!(session.has_room());
-        assert_eq!(session.to_commit(partition, false), Some((1, 100)));
-        session.committed(partition, 1, None);
-        assert_eq!((session.to_commit(partition, false), session.to_commit(partition, true)), (None, Some((1, 100))));
     }
 }

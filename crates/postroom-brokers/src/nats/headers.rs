@@ -5,42 +5,34 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
 
-use postroom::envelope::{Envelope, HeaderValue};
+use postroom::envelope::Envelope;
 use postroom::{Message, MessageId};
 
 use super::protocol::{Inbound, is_carried};
+use crate::text_headers::{OCCURRED_MS, TYPE, TextHeaders};
 
 /// The id by which JetStream recognises what it has stored already.
 pub(super) const ID: &str = "Nats-Msg-Id";
 /// The stream that must store the message, or nobody.
 const EXPECTED_STREAM: &str = "Nats-Expected-Stream";
 const CONTENT_TYPE: &str = "Content-Type";
-const TYPE: &str = "postroom-type";
-/// When it happened, in milliseconds since 1970.
-const OCCURRED_MS: &str = "postroom-occurred-ms";
 /// An object of the headers that cannot travel as lines.
 const OTHERS: &str = "postroom-headers";
 
 /// Headers that begin with `Nats-` are orders to the server: to purge the stream, to expire the message, to put it elsewhere.
 /// <https://docs.nats.io/nats-concepts/jetstream/headers>
-const ENVELOPE: Envelope = Envelope::reserving(&[CONTENT_TYPE, TYPE, OCCURRED_MS, OTHERS]).and_prefix("nats-");
+const HEADERS: TextHeaders = TextHeaders {
+    id: ID,
+    content_type: CONTENT_TYPE,
+    envelope: Envelope::reserving(&[CONTENT_TYPE, TYPE, OCCURRED_MS, OTHERS]).and_prefix("nats-"),
+};
 
 /// All headers of a message for the stream that must store it.
 pub(super) fn of<'m>(message: &'m Message, stream: &'m str) -> Vec<(Cow<'m, str>, Cow<'m, str>)> {
-    let mut all: Vec<(Cow<'m, str>, Cow<'m, str>)> =
-        vec![(ID.into(), message.id.to_string().into()), (EXPECTED_STREAM.into(), stream.into())];
-    let occurred = message.occurred_at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
-    let ours = [(CONTENT_TYPE, message.content_type.as_str()), (TYPE, message.kind.as_str())];
-    let ours = ours.into_iter().map(|(name, value)| (Cow::Borrowed(name), Cow::Borrowed(value)));
-    let occurred = occurred.map(|since| (OCCURRED_MS.into(), since.as_millis().to_string().into()));
-    let columns = ENVELOPE.headers(message).into_iter().map(|(name, value)| match value {
-        HeaderValue::Text(text) => (name, text),
-        HeaderValue::Number(number) => (name, number.to_string().into()),
-    });
+    let mut all: Vec<(Cow<'m, str>, Cow<'m, str>)> = vec![(EXPECTED_STREAM.into(), stream.into())];
     let mut others = BTreeMap::new();
-    for (name, value) in ours.chain(occurred).chain(columns) {
+    for (name, value) in HEADERS.of(message) {
         if is_carried(&name, &value) {
             all.push((name, value));
         } else {
@@ -63,39 +55,9 @@ pub(super) fn received(inbound: Inbound) -> (Option<MessageId>, Message) {
         // What means something to the server is never in there.
         found.extend(others.into_iter().filter(|(name, _)| !is_the_servers(name)));
     }
-    let (mut id, mut kind, mut content_type, mut occurred_at) = (None, None, None, None);
-    let mut rest = Vec::with_capacity(found.len());
-    for (name, value) in &found {
-        match name.as_str() {
-            ID => id = value.parse::<MessageId>().ok(),
-            TYPE => kind = Some(value.clone()),
-            CONTENT_TYPE => content_type = Some(value.clone()),
-            OCCURRED_MS => {
-                let since = value.parse().ok().map(Duration::from_millis);
-                occurred_at = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
-            }
-            // The server's own.
-            _ if is_the_servers(name) => {}
-            _ => rest.push((name.as_str(), of_wire(name, value))),
-        }
-    }
-    let opened = ENVELOPE.open(rest);
-    let message = Message {
-        id: id.unwrap_or_else(MessageId::new),
-        topic: opened.topic.unwrap_or_default(),
-        kind: kind.unwrap_or_default(),
-        key: opened.key,
-        routing_key: Some(inbound.subject),
-        content_type: content_type.unwrap_or_else(|| "application/octet-stream".to_owned()),
-        tenant_id: opened.tenant_id,
-        aggregate_type: opened.aggregate_type,
-        aggregate_id: opened.aggregate_id,
-        aggregate_version: opened.aggregate_version,
-        occurred_at,
-        delay: Duration::ZERO,
-        headers: opened.headers,
-        payload: inbound.payload,
-    };
+    found.retain(|(name, _)| name == ID || !is_the_servers(name));
+    let (id, mut message) = HEADERS.message(&found, inbound.payload);
+    message.routing_key = Some(inbound.subject);
     (id, message)
 }
 
@@ -103,14 +65,10 @@ fn is_the_servers(name: &str) -> bool {
     name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("nats-"))
 }
 
-/// The one column that is a number is digits on the wire.
-fn of_wire<'m>(name: &str, value: &'m str) -> HeaderValue<'m> {
-    let number = (name == Envelope::AGGREGATE_VERSION).then(|| value.parse().ok()).flatten();
-    number.map_or(HeaderValue::Text(value.into()), HeaderValue::Number)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, SystemTime};
+
     use bytes::BytesMut;
 
     use super::super::protocol::{Said, next, publish};

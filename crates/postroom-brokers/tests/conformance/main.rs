@@ -12,3 +12,5 @@ mod lines;
 mod nats;
 #[cfg(feature = "rabbitmq")]
 mod rabbitmq;
+#[cfg(feature = "redis")]
+mod redis;

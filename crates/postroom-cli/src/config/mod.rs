@@ -139,14 +139,17 @@ pub fn load(path: &Path) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// Warns if others can read a file with a password in it.
+/// Warns if others can read a file with a secret in it.
 #[cfg(unix)]
 fn warn_of_readers(path: &Path, text: &str) {
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::metadata(path).map_or(0, |about| about.permissions().mode());
-    if mode & 0o004 != 0 && redact_text(text) != *text {
+    // Passwords of URLs, secrets of webhooks, and headers that prove who sends.
+    let has_secret =
+        redact_text(text) != *text || text.contains("whsec_") || text.to_ascii_lowercase().contains("authorization");
+    if mode & 0o004 != 0 && has_secret {
         tracing::warn!(
-            "{} contains a password, and every user of this machine can read it; run `chmod o-r` on it, or put the URL into a variable",
+            "{} contains a password or another secret, and every user of this machine can read it; run `chmod o-r` on it, or put the value into a variable",
             path.display()
         );
     }

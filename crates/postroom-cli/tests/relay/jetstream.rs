@@ -1,6 +1,5 @@
 //! NATS JetStream between a relay and an inbox, under kills of all of them; and what the doctor and a replay say of it.
 
-use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::History;
 use postroom_testkit::nats::AuditStream;
 use postroom_testkit::services::NatsServer;
@@ -8,6 +7,7 @@ use postroom_testkit::surroundings;
 use serde_json::json;
 
 use crate::commands::{json as told, postroom};
+use crate::killed;
 use crate::rig::{Rig, assert_clean};
 
 const MESSAGES: usize = 20_000;
@@ -34,57 +34,11 @@ async fn nothing_is_lost_doubled_or_out_of_order_through_jetstream_while_everyth
     let mut server = NatsServer::start(&surroundings::scratch("nats"), "").unwrap();
     let stream = AuditStream::create(&server.address(), "ORDERS", &["orders.>"], json!({})).await;
     let text = configuration(&rig, &server, true);
-    let start = |name: &str| rig.relay_with(&surroundings::postroom_binary(), name, &text, &[]);
-    let mut processes = vec![start("one"), start("two")];
-    let (committed, writers) = rig.write(MESSAGES, 61);
-    let mut chance = Chance::new(61);
-    let client = rig.database.connect().await;
-    let kept =
-        async || -> i64 { client.query_one("select count(*) from postroom.inbox_messages", &[]).await.unwrap().get(0) };
-    for fault in 0..10 {
-        // Something is on its way.
-        let before = kept().await;
-        rig.until("the inbox has got more", async || {
-            kept().await > before || committed.load(std::sync::atomic::Ordering::Relaxed) >= MESSAGES
-        })
-        .await;
-        match fault % 5 {
-            0 | 3 => {
-                let victim = chance.below(2) as usize;
-                processes[victim].kill();
-                processes[victim] = start("again");
-            }
-            1 => {
-                server.kill().unwrap();
-                server.start_again().unwrap();
-            }
-            2 => {
-                // Longer than the sink waits for an answer.
-                server.pause().unwrap();
-                let since = std::time::Instant::now();
-                rig.until("the sink has given up", async || since.elapsed().as_secs() >= 4).await;
-                server.resume().unwrap();
-            }
-            _ => {
-                processes[0].signal("STOP");
-                let since = std::time::Instant::now();
-                rig.until("its lease is over", async || since.elapsed().as_secs() >= 3).await;
-                processes[0].signal("CONT");
-            }
-        }
-    }
-    for writer in writers {
-        writer.await.unwrap();
-    }
-    rig.drained().await;
-    rig.until("the inbox has all of them", async || kept().await >= MESSAGES as i64).await;
-    for process in processes {
-        assert_eq!(process.terminate().0, Some(0));
-    }
-    let rows = client.query("select message_id from postroom.inbox_messages order by seq", &[]).await.unwrap();
+    let program = surroundings::postroom_binary();
+    let kept = killed::carry(&rig, &mut server, (&program, &text), (MESSAGES, 61), 8).await;
     let history = History {
         stored: stream.all().await.into_iter().map(|stored| stored.id).collect(),
-        kept: Some(rows.iter().map(|row| row.get::<_, uuid::Uuid>(0).to_string()).collect()),
+        kept: Some(kept),
         // The stream recognises what it has stored.
         ..rig.history(0, false).await
     };

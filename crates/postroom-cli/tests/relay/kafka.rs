@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use postroom_testkit::chance::Chance;
 use postroom_testkit::judge::History;
 use postroom_testkit::kafka::AuditTopic;
 use postroom_testkit::services::KafkaServer;
 use postroom_testkit::surroundings;
 
 use crate::commands::json as told;
+use crate::killed;
 use crate::rig::{Rig, assert_clean};
 
 /// The one of the tests, which has the feature.
@@ -48,60 +48,12 @@ async fn nothing_is_lost_or_out_of_order_through_kafka_while_everything_is_kille
     let mut server = KafkaServer::start(&surroundings::scratch("kafka"), 0).unwrap();
     let topic = AuditTopic::create(&server.address(), "shop", 6, &[]).await;
     let text = configuration(&rig, &server, true);
-    let start = |name: &str| rig.relay_with(&program(), name, &text, &[]);
-    let mut processes = vec![start("one"), start("two")];
-    let (committed, writers) = rig.write(MESSAGES, 71);
-    let mut chance = Chance::new(71);
-    let client = rig.database.connect().await;
-    let kept =
-        async || -> i64 { client.query_one("select count(*) from postroom.inbox_messages", &[]).await.unwrap().get(0) };
     let faults = 8;
-    for fault in 0..faults {
-        // Something is on its way.
-        let before = committed.load(std::sync::atomic::Ordering::Relaxed);
-        rig.until("more was written", async || {
-            let now = committed.load(std::sync::atomic::Ordering::Relaxed);
-            now > before + MESSAGES / 20 || now >= MESSAGES
-        })
-        .await;
-        match fault % 4 {
-            0 => {
-                let victim = chance.below(2) as usize;
-                processes[victim].kill();
-                processes[victim] = start("again");
-            }
-            1 => {
-                server.kill().unwrap();
-                server.start_again().unwrap();
-            }
-            2 => {
-                // Longer than the sink waits for an answer.
-                server.pause().unwrap();
-                let since = std::time::Instant::now();
-                rig.until("the sink has given up", async || since.elapsed().as_secs() >= 5).await;
-                server.resume().unwrap();
-            }
-            _ => {
-                processes[0].signal("STOP");
-                let since = std::time::Instant::now();
-                rig.until("its lease is over", async || since.elapsed().as_secs() >= 3).await;
-                processes[0].signal("CONT");
-            }
-        }
-    }
-    for writer in writers {
-        writer.await.unwrap();
-    }
-    rig.drained().await;
-    rig.until("the inbox has all of them", async || kept().await >= MESSAGES as i64).await;
-    for process in processes {
-        assert_eq!(process.terminate().0, Some(0));
-    }
-    let rows = client.query("select message_id from postroom.inbox_messages order by seq", &[]).await.unwrap();
+    let kept = killed::carry(&rig, &mut server, (&program(), &text), (MESSAGES, 71), faults).await;
     let history = History {
         stored: topic.read().await.into_iter().map(|stored| stored.id).collect(),
         // What the topic has twice is there once.
-        kept: Some(rows.iter().map(|row| row.get::<_, uuid::Uuid>(0).to_string()).collect()),
+        kept: Some(kept),
         ..rig.history(faults * IN_FLIGHT_MAX, false).await
     };
     println!("{} committed, {} in the topic", history.committed.len(), history.stored.len());

@@ -17,6 +17,7 @@ mod intake;
 mod jetstream;
 #[cfg(feature = "kafka")]
 mod kafka;
+mod killed;
 mod many;
 mod metrics;
 #[cfg(feature = "mssql")]
@@ -27,6 +28,7 @@ mod outages;
 mod poison;
 mod receiving;
 mod reconcile;
+mod redis;
 mod retention;
 mod rig;
 mod shards;

@@ -1,6 +1,6 @@
 //! Real servers that belong to one test run.
 //!
-//! [`PostgresServer`], [`PgBouncer`], [`MysqlServer`] and [`RabbitServer`] are started from the Debian packages, [`NatsServer`] from a Python package, [`KafkaServer`] from Java archives, each on a free loopback
+//! [`PostgresServer`], [`PgBouncer`], [`MysqlServer`], [`RabbitServer`] and [`RedisServer`] are started from the Debian packages, [`NatsServer`] from a Python package, [`KafkaServer`] from Java archives, each on a free loopback
 //! port, with a data folder of its own. A server that already runs on the machine is neither used nor touched.
 //!
 //! Promise: a server that was started here ends when its value is dropped, and a little later when the whole process
@@ -19,6 +19,7 @@ mod postgres;
 mod process;
 mod prometheus;
 mod rabbitmq;
+mod redis;
 mod seaweedfs;
 mod tmpfs;
 mod wait;
@@ -30,6 +31,7 @@ pub use pgbouncer::PgBouncer;
 pub use postgres::{POSTGRES_PROGRAMS, PostgresOptions, PostgresServer};
 pub use prometheus::{Prometheus, promtool};
 pub use rabbitmq::{RabbitServer, RabbitTls};
+pub use redis::{REDIS_PROGRAM, RedisServer};
 pub use seaweedfs::{SEAWEEDFS_PROGRAM, SeaweedFs};
 pub use tmpfs::Tmpfs;
 
@@ -57,6 +59,9 @@ pub fn missing() -> Vec<&'static str> {
     if mysql::mariadb_programs().is_none() {
         // Without the package that starts a server of its own.
         packages.extend(["mariadb-server-core", "mariadb-client-core"]);
+    }
+    if redis::program().is_none() {
+        packages.push("redis-server");
     }
     if prometheus::program("java").is_none() {
         packages.push("openjdk-17-jre-headless");

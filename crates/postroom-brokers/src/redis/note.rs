@@ -1,0 +1,88 @@
+//! Pure: what a session leaves in its consumer group for the next one: the name of the group's only consumer.
+//!
+//! A group keeps no text of anybody's, and names of consumers are free. So everything about a stream is in its own key: what happens to that
+//! (a failover, a restore, a `DEL`) happens to all of it.
+
+use super::entry::EntryId;
+
+const POSTROOM: &str = "postroom";
+const FREE: &str = "free";
+
+/// Of a session's ids, messages of so many milliseconds are reserved ahead.
+const AHEAD_MS: u64 = 1_000;
+
+/// Who receives, and what may have been handed out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Note {
+    /// What is before this one may have been handed out.
+    pub reserved: EntryId,
+    /// The session; none: nobody receives.
+    pub session: Option<String>,
+    /// Whose group it is; empty: that was not said.
+    pub consumer: String,
+}
+
+impl Note {
+    pub fn written(&self) -> String {
+        format!("{POSTROOM} {} {} {}", self.reserved, self.session.as_deref().unwrap_or(FREE), self.consumer)
+    }
+
+    pub fn read(name: &str) -> Option<Self> {
+        let mut words = name.splitn(4, ' ');
+        let [Some(POSTROOM), Some(reserved), Some(session), Some(consumer)] =
+            [words.next(), words.next(), words.next(), words.next()]
+        else {
+            return None;
+        };
+        let session = (session != FREE).then(|| session.to_owned());
+        Some(Self { reserved: EntryId::parse(reserved)?, session, consumer: consumer.to_owned() })
+    }
+}
+
+/// What is reserved so that an entry with this id can be handed out. Ids are times, so most messages need no reservation of their own.
+pub(super) fn reserved_for(id: EntryId) -> EntryId {
+    EntryId(id.0.saturating_add(AHEAD_MS), 0).max(id.behind())
+}
+
+/// A place between the entries of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    /// What has a lower id is before it.
+    pub id: EntryId,
+    /// How many entries the stream ever had before it, as far as that is known.
+    pub count: i64,
+}
+
+impl Place {
+    /// Behind an entry.
+    pub fn behind(self, entry: EntryId) -> Self {
+        Self { id: entry.behind(), count: self.count.saturating_add(1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_are_read_as_they_were_written() {
+        let reserved = EntryId(1_700_000_001_000, 3);
+        for note in [
+            Note { reserved, session: Some("0199-x".to_owned()), consumer: "billing of x".to_owned() },
+            Note { reserved, session: None, consumer: String::new() },
+        ] {
+            assert_eq!(Note::read(&note.written()), Some(note));
+        }
+        for foreign in ["", "x", "postroom", "postroom 1-1 free", "postroom x free y", "worker-1 1-1 free y"] {
+            assert_eq!(Note::read(foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn what_is_reserved_is_behind_what_it_is_for() {
+        assert_eq!(reserved_for(EntryId(5, 7)), EntryId(1_005, 0));
+        assert_eq!(reserved_for(EntryId(u64::MAX, 7)), EntryId(u64::MAX, 8));
+        let place = Place { id: EntryId(0, 0), count: 4 };
+        assert_eq!(place.behind(EntryId(9, 9)), Place { id: EntryId(9, 10), count: 5 });
+    }
+}

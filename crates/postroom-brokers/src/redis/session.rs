@@ -1,0 +1,478 @@
+//! One session: it has taken the consumer groups, reads the streams, and moves the groups' places behind what is settled.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use postroom::{Answer, Arrival, Bound, MessageId, Receipt};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::address::Address;
+use super::connection::{Connection, Unanswered};
+use super::entry::{Entry, EntryId};
+use super::note::{Note, Place, reserved_for};
+use super::resp::Reply;
+use super::sink::advice;
+use super::subscription::RedisSubscriptionOptions;
+use crate::deliveries::{Deliveries, Taken};
+
+const TAKE: &str = include_str!("take.lua");
+const KEEP: &str = include_str!("keep.lua");
+
+/// A session that the server has not heard of for so long is gone, and another one may begin.
+pub(super) const GONE_AFTER: Duration = Duration::from_secs(10);
+/// So often the server hears of it.
+const KEPT_EVERY: Duration = Duration::from_secs(2);
+/// And no more often of what was settled.
+const COMMITTED_EVERY: Duration = Duration::from_millis(50);
+/// Longest that the server waits for the next entry.
+const READ_WAITS: Duration = Duration::from_secs(1);
+/// The same where only some of the streams are read, because there is no room for an entry of each.
+const READ_WAITS_IN_TURN: Duration = Duration::from_millis(50);
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// Entries that are all as large as the largest that was seen have no more bytes together than there is room for. Before one was seen:
+const LARGEST_AT_FIRST: u64 = 1 << 20;
+
+/// Numbers the sessions of all subscriptions of this process.
+static SESSIONS: AtomicU64 = AtomicU64::new(1);
+
+/// What its task and the receiver share.
+pub(super) struct Session {
+    pub number: u64,
+    held: StdMutex<Held>,
+    /// Wakes the receiver.
+    pub arrived: Notify,
+    /// Wakes the task.
+    changed: Notify,
+}
+
+struct Held {
+    deliveries: Deliveries<Place>,
+    /// Nobody receives any more.
+    is_left: bool,
+    over: Option<String>,
+    /// The task has ended.
+    is_gone: bool,
+}
+
+pub(super) fn lock<T>(of: &StdMutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    /// Takes the groups, and begins to read.
+    pub async fn begin(address: &Address, options: &RedisSubscriptionOptions) -> Result<Arc<Self>, String> {
+        let control = Connection::open(address, "postroom-inbox").await?;
+        let token = MessageId::new().to_string();
+        let mut taken = Vec::with_capacity(options.streams.len());
+        for stream in &options.streams {
+            match take(&control, options, stream, &token).await {
+                Ok(one) => taken.push(one),
+                Err(problem) => {
+                    for one in taken {
+                        // Whoever is next need not wait until this one counts as gone.
+                        let _ = one.keep(&control, options, None, false, false).await;
+                    }
+                    return Err(format!("stream {stream:?}: {problem}"));
+                }
+            }
+        }
+        let reader = Connection::open(address, "postroom-inbox").await?;
+        let number = SESSIONS.fetch_add(1, Ordering::Relaxed);
+        let mut deliveries = Deliveries::new(number, options.prefetch, options.unsettled_bytes_max);
+        for part in &mut taken {
+            part.number = deliveries.begin(part.at, Place { id: part.note.reserved, count: 0 });
+        }
+        let held = Held { deliveries, is_left: false, over: None, is_gone: false };
+        let (arrived, changed) = (Notify::new(), Notify::new());
+        let session = Arc::new(Self { number, held: StdMutex::new(held), arrived, changed });
+        let task = Task {
+            session: session.clone(),
+            options: options.clone(),
+            control,
+            parts: taken,
+            turn: 0,
+            largest: LARGEST_AT_FIRST,
+        };
+        tokio::spawn(task.run(reader));
+        Ok(session)
+    }
+
+    pub fn over(&self) -> Option<String> {
+        lock(&self.held).over.clone()
+    }
+
+    /// Hands out what is there.
+    pub fn take(&self, max: Bound) -> Option<Arrival> {
+        lock(&self.held).deliveries.take(max)
+    }
+
+    pub fn settle(&self, answers: &[(Receipt, Answer)]) {
+        lock(&self.held).deliveries.settle(answers);
+        self.changed.notify_one();
+        // What was given back is there again.
+        self.arrived.notify_one();
+    }
+
+    /// Nobody receives any more.
+    pub fn leave(&self) {
+        lock(&self.held).is_left = true;
+        self.changed.notify_one();
+    }
+
+    /// Waits until its task has ended.
+    pub async fn gone(&self) {
+        loop {
+            let heard = self.arrived.notified();
+            if lock(&self.held).is_gone {
+                return;
+            }
+            heard.await;
+        }
+    }
+}
+
+/// A stream, as this session reads it.
+struct Part {
+    stream: String,
+    number: u32,
+    /// Behind the last entry that was read.
+    at: Place,
+    /// Whether anybody knows how many entries that is.
+    is_counted: bool,
+    note: Note,
+    /// What is before this one may have been handed out by sessions before.
+    known_before: EntryId,
+    /// Where the group is.
+    committed: EntryId,
+    /// Entries that were removed before they were received, as far as that was told.
+    lost: i64,
+}
+
+/// Takes the group of a stream.
+async fn take(
+    control: &Connection,
+    options: &RedisSubscriptionOptions,
+    stream: &str,
+    token: &str,
+) -> Result<Part, String> {
+    let gone_after = GONE_AFTER.as_millis().to_string();
+    let arguments = ["EVAL", TAKE, "1", stream, &options.group, token, &options.consumer, &gone_after];
+    let reply = control.ask(arguments, Instant::now() + ANSWERS_WITHIN).await.map_err(told)?;
+    let shape = || "its answer has another shape".to_owned();
+    let all = reply.array().ok_or_else(shape)?;
+    let text = |index: usize| all.get(index).and_then(Reply::text).ok_or_else(shape);
+    let number = |index: usize| all.get(index).and_then(Reply::number).ok_or_else(shape);
+    match text(0)?.as_str() {
+        "taken" => {}
+        "foreign" => {
+            return Err(format!(
+                "group {:?} has the consumer {:?}, which is not postroom's; name another group, or delete it when nobody uses it \
+                 (`XGROUP DELCONSUMER`)",
+                options.group,
+                text(1)?
+            ));
+        }
+        "owner" => {
+            return Err(format!("group {:?} belongs to consumer {:?}; name another group", options.group, text(1)?));
+        }
+        "busy" => {
+            return Err(format!(
+                "somebody else receives in group {:?}, and was heard of {:.1} s ago; it is free when that one stops, or is gone for {} s",
+                options.group,
+                number(1)? as f64 / 1000.0,
+                GONE_AFTER.as_secs()
+            ));
+        }
+        _ => {
+            return Err(format!(
+                "group {:?} has {} entries that were handed to another program and not acked (`XPENDING`); name another group, or settle \
+                 them first",
+                options.group,
+                number(1)?
+            ));
+        }
+    }
+    let id = |index: usize| text(index)?.parse_id().ok_or_else(shape);
+    let (committed, entries_read) = (id(1)?, number(2)?);
+    let note = Note::read(&text(4)?).ok_or_else(shape)?;
+    let at = Place { id: committed.behind(), count: entries_read.max(0) };
+    let mut part = Part {
+        stream: stream.to_owned(),
+        number: 0,
+        at,
+        is_counted: entries_read >= 0,
+        known_before: note.reserved,
+        note,
+        committed,
+        lost: 0,
+    };
+    part.look(options, number(5)?, number(6)?);
+    Ok(part)
+}
+
+trait ParseId {
+    fn parse_id(&self) -> Option<EntryId>;
+}
+
+impl ParseId for String {
+    fn parse_id(&self) -> Option<EntryId> {
+        EntryId::parse(self)
+    }
+}
+
+fn told(error: Unanswered) -> String {
+    match &error {
+        Unanswered::Refused(said) if said.contains("unknown subcommand") || said.contains("nil") => {
+            format!("{error}; Redis 7 or newer is needed")
+        }
+        Unanswered::Refused(said) => format!("{error}{}", advice(said)),
+        Unanswered::Silent(_) => error.to_string(),
+    }
+}
+
+impl Part {
+    /// Tells the server how far this is; `reserved` and `free` as the note is to be.
+    async fn keep(
+        &self,
+        control: &Connection,
+        options: &RedisSubscriptionOptions,
+        floor: Option<(Place, EntryId)>,
+        is_kept: bool,
+        removes: bool,
+    ) -> Result<(Note, EntryId, i64, i64), String> {
+        let (place, reserved) = match floor {
+            Some((floor, reserved)) => (floor, reserved),
+            None => (Place { id: self.committed.behind(), count: -1 }, self.note.reserved),
+        };
+        let session = self.note.session.clone().filter(|_| is_kept);
+        let note = Note { reserved, session, consumer: self.note.consumer.clone() };
+        let count = if self.is_counted { place.count } else { -1 };
+        let to = place.id.before();
+        let arguments = [
+            "EVAL".to_owned(),
+            KEEP.to_owned(),
+            "1".to_owned(),
+            self.stream.clone(),
+            options.group.clone(),
+            self.note.written(),
+            note.written(),
+            self.committed.to_string(),
+            to.to_string(),
+            count.to_string(),
+            u8::from(removes).to_string(),
+        ];
+        let reply = control.ask(arguments, Instant::now() + ANSWERS_WITHIN).await.map_err(told)?;
+        let all = reply.array().unwrap_or_default();
+        let what = all.first().and_then(Reply::text).unwrap_or_default();
+        let number = |index: usize| all.get(index).and_then(Reply::number).unwrap_or_default();
+        match what.as_str() {
+            "kept" => Ok((note, to, number(1), number(2))),
+            "moved" => {
+                let to = all.get(1).and_then(Reply::text).unwrap_or_default();
+                Err(format!("somebody has moved the group to {to} (`XGROUP SETID`); it goes on from there"))
+            }
+            "gone" => Err("somebody else has taken the group".to_owned()),
+            _ => Err("the server's answer has another shape".to_owned()),
+        }
+    }
+
+    /// Says what was removed before it was received: the stream had so many entries in all, and has so many now.
+    fn look(&mut self, options: &RedisSubscriptionOptions, added: i64, length: i64) {
+        let lost = added.saturating_sub(length).saturating_sub(self.at.count);
+        if self.is_counted && lost > self.lost {
+            tracing::error!(
+                "{} entries of stream {:?} of Redis were removed before group {:?} had received them (`MAXLEN`, `XTRIM`, `XDEL`): their \
+                 messages are lost to this inbox",
+                lost - self.lost,
+                self.stream,
+                options.group
+            );
+            self.lost = lost;
+        }
+    }
+}
+
+/// What a read brings: the connection again, and the reply.
+type Reading = Pin<Box<dyn Future<Output = (Connection, Result<Reply, Unanswered>)> + Send>>;
+
+struct Task {
+    session: Arc<Session>,
+    options: RedisSubscriptionOptions,
+    control: Connection,
+    parts: Vec<Part>,
+    /// Which stream is read first where not all can be.
+    turn: usize,
+    /// Bytes of the largest entry of late.
+    largest: u64,
+}
+
+impl Task {
+    async fn run(mut self, reader: Connection) {
+        let why = match self.work(reader).await {
+            Ok(()) => "the session was closed".to_owned(),
+            Err(problem) => problem,
+        };
+        let mut held = lock(&self.session.held);
+        held.over.get_or_insert(why);
+        held.is_gone = true;
+        drop(held);
+        self.session.arrived.notify_one();
+    }
+
+    /// Until nobody receives any more, or something fails.
+    async fn work(&mut self, reader: Connection) -> Result<(), String> {
+        let (mut idle, mut reading): (Option<Connection>, Option<Reading>) = (Some(reader), None);
+        let (mut kept, mut committed) = (Instant::now(), Instant::now());
+        loop {
+            if reading.is_none()
+                && let Some(reader) = idle.take()
+            {
+                match self.read() {
+                    Some((command, waits)) => reading = Some(Box::pin(read(reader, command, waits))),
+                    None => idle = Some(reader),
+                }
+            }
+            let is_dirty = self.is_dirty();
+            let due = if is_dirty { (committed + COMMITTED_EVERY).min(kept + KEPT_EVERY) } else { kept + KEPT_EVERY };
+            let come = async {
+                match reading.as_mut() {
+                    Some(reading) => reading.await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                (reader, came) = come => {
+                    (reading, idle) = (None, Some(reader));
+                    self.take(came).await?;
+                }
+                () = self.session.changed.notified() => {}
+                () = tokio::time::sleep_until(due) => {}
+            }
+            let is_left = lock(&self.session.held).is_left;
+            let now = Instant::now();
+            if is_left || now >= kept + KEPT_EVERY {
+                self.keep_all(!is_left, true).await?;
+                (kept, committed) = (now, now);
+            } else if self.is_dirty() && now >= committed + COMMITTED_EVERY {
+                self.keep_all(true, false).await?;
+                committed = now;
+            }
+            if is_left {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Something was settled that the server was not told of.
+    fn is_dirty(&self) -> bool {
+        let held = lock(&self.session.held);
+        self.parts.iter().any(|part| held.deliveries.to_commit(part.number, false).is_some())
+    }
+
+    /// Tells the server how far all streams are.
+    async fn keep_all(&mut self, is_kept: bool, all: bool) -> Result<(), String> {
+        for index in 0..self.parts.len() {
+            let floor = lock(&self.session.held).deliveries.to_commit(self.parts[index].number, all);
+            if let Some((floor, reserved)) = floor {
+                self.keep(index, floor, reserved.id, is_kept).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn keep(&mut self, index: usize, floor: Place, reserved: EntryId, is_kept: bool) -> Result<(), String> {
+        let Self { parts, control, options, session, .. } = self;
+        let part = &mut parts[index];
+        let kept = part.keep(control, options, Some((floor, reserved)), is_kept, options.removes).await;
+        let (note, committed, added, length) =
+            kept.map_err(|problem| format!("stream {:?}: {problem}", part.stream))?;
+        (part.note, part.committed) = (note, committed);
+        part.look(options, added, length);
+        lock(&session.held).deliveries.committed(part.number, floor, Some(Place { id: reserved, count: 0 }));
+        Ok(())
+    }
+
+    /// The next read, as far as there is room, and how long the server waits for entries.
+    fn read(&mut self) -> Option<(Vec<String>, Duration)> {
+        let (room, bytes) = {
+            let held = lock(&self.session.held);
+            (held.deliveries.room(), held.deliveries.bytes_room())
+        };
+        if room == 0 {
+            return None;
+        }
+        let fits = usize::try_from(bytes / self.largest.max(1)).unwrap_or(usize::MAX).max(1);
+        let room = room.min(fits);
+        let count = self.parts.len().min(room);
+        let waits = if count < self.parts.len() { READ_WAITS_IN_TURN } else { READ_WAITS };
+        self.turn = (self.turn + 1) % self.parts.len();
+        let some: Vec<&Part> = self.parts.iter().cycle().skip(self.turn).take(count).collect();
+        let mut command = vec![
+            "XREAD".to_owned(),
+            "COUNT".to_owned(),
+            (room / count).to_string(),
+            "BLOCK".to_owned(),
+            waits.as_millis().to_string(),
+            "STREAMS".to_owned(),
+        ];
+        command.extend(some.iter().map(|part| part.stream.clone()));
+        command.extend(some.iter().map(|part| part.at.id.before().to_string()));
+        Some((command, waits))
+    }
+
+    /// Takes what was read. What there is no room for is read again.
+    async fn take(&mut self, came: Result<Reply, Unanswered>) -> Result<(), String> {
+        let reply = came.map_err(told)?;
+        let shape = || "a read has an answer of another shape".to_owned();
+        let Some(streams) = reply.array() else { return Ok(()) };
+        let mut entries = HashMap::new();
+        for stream in streams {
+            let [name, found] = stream.array().ok_or_else(shape)? else { return Err(shape()) };
+            let found: Option<Vec<Entry>> = found.array().ok_or_else(shape)?.iter().map(Entry::read).collect();
+            entries.insert(name.text().ok_or_else(shape)?, found.ok_or_else(shape)?);
+        }
+        drop(reply);
+        let largest = entries.values().flatten().map(Entry::bytes).max();
+        self.largest = largest.map_or(self.largest, |largest| largest.max(self.largest / 2).max(1));
+        for index in 0..self.parts.len() {
+            let Some(found) = entries.remove(&self.parts[index].stream) else { continue };
+            let Some(last) = found.last().map(|entry| entry.at) else { continue };
+            if last >= self.parts[index].note.reserved {
+                // The server is told before anybody is handed one.
+                let number = self.parts[index].number;
+                let floor = lock(&self.session.held).deliveries.to_commit(number, true);
+                let Some((floor, _)) = floor else { continue };
+                self.keep(index, floor, reserved_for(last), true).await?;
+            }
+            let part = &mut self.parts[index];
+            let mut held = lock(&self.session.held);
+            for entry in found {
+                if held.deliveries.room() == 0 {
+                    break;
+                }
+                if entry.at < part.at.id {
+                    return Err("a read brought an entry twice".to_owned());
+                }
+                let at = entry.at;
+                let (place, next) = (Place { id: at, count: part.at.count }, part.at.behind(at));
+                let redelivered = at < part.known_before;
+                let (id, message) = entry.message(&part.stream);
+                let taken = Taken { partition: part.number, place, next, redelivered, id, message };
+                held.deliveries.arrived(taken);
+                part.at = next;
+            }
+        }
+        self.session.arrived.notify_one();
+        Ok(())
+    }
+}
+
+async fn read(reader: Connection, command: Vec<String>, waits: Duration) -> (Connection, Result<Reply, Unanswered>) {
+    let reply = reader.ask(command, Instant::now() + waits + ANSWERS_WITHIN * 2).await;
+    (reader, reply)
+}

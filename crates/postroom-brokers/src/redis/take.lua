@@ -1,0 +1,43 @@
+-- Takes a consumer group for a session. KEYS: the stream. ARGV: the group, the session, the consumer, and after how many
+-- milliseconds of silence another session counts as gone. Makes the stream and the group where they are missing.
+local key, group, session, whose, gone_after = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local function field(list, name)
+  for i = 1, #list, 2 do if list[i] == name then return list[i + 1] end end
+end
+local function find()
+  for _, found in ipairs(redis.call('xinfo', 'groups', key)) do
+    if field(found, 'name') == group then return found end
+  end
+end
+local is_there = redis.call('exists', key) == 1
+local found = is_there and find()
+local made = 0
+if not found then
+  -- What was removed before anybody received is nobody's loss.
+  local removed = 0
+  if is_there then
+    local stream = redis.call('xinfo', 'stream', key)
+    removed = field(stream, 'entries-added') - field(stream, 'length')
+  end
+  redis.call('xgroup', 'create', key, group, '0', 'mkstream', 'entriesread', removed)
+  found, made = find(), 1
+end
+local reserved, old = '', false
+for _, consumer in ipairs(redis.call('xinfo', 'consumers', key, group)) do
+  local name = field(consumer, 'name')
+  local until_id, who, owner = string.match(name, '^postroom (%d+%-%d+) (%S+) (.*)$')
+  if not who or old then return { 'foreign', name } end
+  if owner ~= whose and owner ~= '' and whose ~= '' then return { 'owner', owner } end
+  if who ~= 'free' and field(consumer, 'idle') < gone_after then return { 'busy', field(consumer, 'idle') } end
+  reserved, old = until_id, name
+end
+if field(found, 'pending') > 0 then return { 'pending', field(found, 'pending') } end
+local stream = redis.call('xinfo', 'stream', key)
+if reserved == '' then
+  if made == 1 then reserved = '0-0' else reserved = field(stream, 'last-generated-id') end
+end
+local note = 'postroom ' .. reserved .. ' ' .. session .. ' ' .. whose
+redis.call('xgroup', 'createconsumer', key, group, note)
+if old then redis.call('xgroup', 'delconsumer', key, group, old) end
+return { 'taken', field(found, 'last-delivered-id'), field(found, 'entries-read') or -1, reserved, note,
+  field(stream, 'entries-added'), field(stream, 'length') }
