@@ -42,6 +42,18 @@ const TARGETS: &[Target] = &[
         package: "postroom-mssql",
         test: ("store", Some("conformance_on_an_emulation_unless_a_server_is_given::")),
     },
+    Target {
+        on: "inbox in another PostgreSQL",
+        server: &[],
+        package: "postroom-consumer",
+        test: ("receiving", Some("straight::postgres_inbox")),
+    },
+    Target {
+        on: "inbox in a SQLite file",
+        server: &[],
+        package: "postroom-consumer",
+        test: ("receiving", Some("straight::sqlite_inbox")),
+    },
     Target { on: "brokers", server: &[], package: "postroom-brokers", test: ("conformance", None) },
 ];
 

@@ -154,6 +154,9 @@ async fn a_message_is_stored_when_as_many_replicas_have_it_as_asked_for() {
     let sink = RedisSink::new(options).unwrap();
     let refused = sink.publish(&Batch::new([message("x")])).await.unwrap_err();
     assert!(told(&refused).contains("0 of 1 replicas"), "{}", told(&refused));
+    let mut checked = RedisOptions::new(primary.url(), "orders");
+    checked.replicas = 1;
+    assert!(checked.check().await.unwrap_err().problem.contains("0 of 1 replicas"));
     assert_eq!(entries(&primary.address(), "orders").await, [], "nothing is added that could not be confirmed");
     let port = primary.address().rsplit(':').next().unwrap().to_owned();
     let replica = server(&format!("replicaof 127.0.0.1 {port}"));
@@ -320,7 +323,9 @@ async fn one_session_receives_at_a_time_and_one_that_hangs_can_take_nothing_alon
     ask(&server.address(), &["XGROUP", "CREATECONSUMER", "orders", "billing", &taken]).await;
     ask(&server.address(), &["XGROUP", "DELCONSUMER", "orders", "billing", &note]).await;
     let _ = first.settle(&held.iter().map(|one| (one.receipt, Answer::Ack)).collect::<Vec<_>>()).await;
-    let over = told(&first.receive(Bound { messages: 9, bytes: usize::MAX }).await.unwrap_err());
+    let over = first.receive(Bound { messages: 9, bytes: usize::MAX });
+    let over = tokio::time::timeout(ARRIVES_WITHIN, over).await.expect("it hears of that");
+    let over = told(&over.unwrap_err());
     assert!(over.contains("somebody else has taken the group"), "{over}");
     group_is(&server, "orders", "last-delivered-id", "0-0").await;
     ask(&server.address(), &["XGROUP", "DELCONSUMER", "orders", "billing", &taken]).await;
@@ -424,6 +429,96 @@ async fn no_more_bytes_are_unsettled_than_configured_and_a_larger_message_comes_
         assert_eq!(received[0].id, Some(message.id));
         settle(&subscription, &received, Answer::Ack).await;
     }
+}
+
+/// The last one that there can be, and streams that have nothing.
+#[tokio::test]
+async fn neither_the_last_entry_nor_many_idle_streams_hold_up_a_session() {
+    let server = server("");
+    let address = server.address();
+    let last = format!("{}-{}", u64::MAX, u64::MAX);
+    ask(&address, &["XADD", "orders", &last, "payload", "x"]).await;
+    let idle: Vec<String> = (0..100).map(|n| format!("idle-{n}")).collect();
+    let mut streams: Vec<&str> = idle.iter().map(String::as_str).collect();
+    streams.push("orders");
+    streams.push("payments");
+    let mut options = options(&server, &streams);
+    options.prefetch = 2;
+    let subscription = subscribed(options).await;
+    let received = next(&subscription, 1).await;
+    assert_eq!(received[0].id, None);
+    settle(&subscription, &received, Answer::Ack).await;
+    group_is(&server, "orders", "last-delivered-id", &last).await;
+    let sent: Vec<Message> = (0..200).map(|_| message("payments")).collect();
+    published(&sink(&server), &sent).await;
+    let mut seen = Vec::new();
+    while seen.len() < 200 {
+        let received = next(&subscription, 1).await;
+        seen.extend(ids(&received));
+        settle(&subscription, &received, Answer::Ack).await;
+    }
+    assert_eq!(seen, ids_of(&sent));
+    group_is(&server, "payments", "entries-read", "200").await;
+    group_is(&server, "orders", "entries-read", "1").await;
+}
+
+/// The server knows how many entries a group has received, and so do sessions that come later.
+#[tokio::test]
+async fn what_was_removed_before_it_was_received_is_counted_once() {
+    let server = server("");
+    let address = server.address();
+    let sent: Vec<Message> = (0..100).map(|_| message("orders")).collect();
+    published(&sink(&server), &sent).await;
+    let first = subscribed(options(&server, &["orders"])).await;
+    let received = next(&first, 100).await;
+    settle(&first, &received[..20], Answer::Ack).await;
+    group_is(&server, "orders", "entries-read", "20").await;
+    first.close().await;
+    // 30 from the beginning, of which 10 were not received, and 5 from the end.
+    ask(&address, &["XTRIM", "orders", "MAXLEN", "70"]).await;
+    for entry in &entries(&address, "orders").await[65..] {
+        ask(&address, &["XDEL", "orders", &entry.at]).await;
+    }
+    let second = subscribed(options(&server, &["orders"])).await;
+    let received = next(&second, 65).await;
+    settle(&second, &received, Answer::Ack).await;
+    group_is(&server, "orders", "entries-read", "100").await;
+    // Made by hand, without a number.
+    ask(&address, &["XGROUP", "CREATE", "orders", "shipping", "0"]).await;
+    let mut options = options(&server, &["orders"]);
+    options.group = "shipping".to_owned();
+    let third = subscribed(options).await;
+    let received = next(&third, 65).await;
+    settle(&third, &received, Answer::Ack).await;
+    for turn in 0.. {
+        let groups = ask(&address, &["XINFO", "GROUPS", "orders"]).await;
+        let counted = |group: &Said| {
+            let pairs = group.array().chunks_exact(2);
+            pairs.into_iter().any(|pair| pair[0].text() == "entries-read" && pair[1] == Said::Number(100))
+        };
+        if groups.array().iter().all(counted) {
+            break;
+        }
+        assert!(turn < 3_000, "{groups:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_session_whose_connections_ended_is_followed_at_once_by_its_own_receiver() {
+    let server = server("");
+    let sent: Vec<Message> = (0..20).map(|_| message("orders")).collect();
+    published(&sink(&server), &sent).await;
+    let subscription = subscribed(options(&server, &["orders"])).await;
+    next(&subscription, 20).await;
+    ask(&server.address(), &["CLIENT", "KILL", "TYPE", "normal"]).await;
+    let bound = Bound { messages: 20, bytes: usize::MAX };
+    let ended = tokio::time::timeout(ARRIVES_WITHIN, subscription.receive(bound)).await.expect("it hears of that");
+    assert!(ended.is_err(), "{ended:?}");
+    subscription.connect().await.unwrap();
+    let again = next(&subscription, 20).await;
+    assert_eq!(ids(&again), ids_of(&sent));
+    assert!(again.iter().all(|one| one.redelivered));
 }
 
 #[tokio::test]

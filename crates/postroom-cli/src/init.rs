@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use postroom::redact_url;
-use postroom_brokers::{BROKERS, sink_section, subscription_section};
 
+use crate::brokers;
 use crate::exit::{self, Failure};
 use crate::say::show;
 use crate::store;
@@ -68,9 +68,9 @@ pub fn init(args: &InitArgs, json: bool) -> Result<(), Failure> {
 }
 
 fn text(args: &InitArgs) -> Result<String, Failure> {
-    let kinds: Vec<&str> = BROKERS.iter().filter(|broker| broker.sink.is_some()).map(|broker| broker.kind).collect();
-    let sink = sink_section(&args.sink).ok_or_else(|| {
-        Failure::new(exit::USAGE, format!("--sink {:?} is not known; use one of {}", args.sink, kinds.join(", ")))
+    let sink = brokers::sink_section(&args.sink).ok_or_else(|| {
+        let kinds = brokers::sink_kinds().join(", ");
+        Failure::new(exit::USAGE, format!("--sink {:?} is not known; use one of {kinds}", args.sink))
     })?;
     // A TOML string escapes what a JSON string escapes.
     let quoted = |text: &str| serde_json::Value::String(text.to_owned()).to_string();
@@ -98,8 +98,8 @@ topics = [\"*\"]            # names, or prefixes with *, such as [\"orders\", \"
     );
     if args.inbox {
         // Some kinds can only send; then the first kind that can receive is used.
-        let section =
-            subscription_section(&args.sink).or_else(|| BROKERS.iter().find_map(|broker| broker.subscription.as_ref()));
+        let section = brokers::subscription_section(&args.sink)
+            .or_else(|| brokers::all().find_map(|broker| broker.subscription.as_ref()));
         let section =
             section.ok_or_else(|| Failure::new(exit::USAGE, "this program has no broker that it can receive from"))?;
         text.push_str(&format!(
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn what_is_written_can_be_read() {
-        for sink in BROKERS.iter().filter(|broker| broker.sink.is_some()) {
+        for sink in brokers::all().filter(|broker| broker.sink.is_some()) {
             for inbox in [false, true] {
                 let args = InitArgs {
                     store: "sqlite:shop \"db".to_owned(),

@@ -11,6 +11,11 @@ pub(crate) fn problem(received: &Received) -> Option<String> {
     if received.id.is_none() {
         return Some(format!("it carries no message id of postroom's; kept under the new id {}", message.id));
     }
+    too_long(message)
+}
+
+/// Why a message cannot be kept: a part of it is longer than the column.
+pub(crate) fn too_long(message: &Message) -> Option<String> {
     let topic = Some(message.topic.clone());
     let limits = [
         ("topic", &topic, NAME_BYTES_MAX),

@@ -45,6 +45,10 @@ pub trait Keeper: Send + Sync {
     /// Stores these in this order, each once; their ids are distinct. None: the tenure is over, and nothing was stored.
     async fn keep(&self, tenure: &Tenure, messages: &[Message]) -> Result<Option<Vec<Kept>>, StoreError>;
 
+    /// The same without being the filler, for a sender that keeps the order of each key by itself: what it sends again is recognised, so that
+    /// one which goes on after another has taken over can add nothing.
+    async fn admit(&self, messages: &[Message]) -> Result<Vec<Kept>, StoreError>;
+
     /// Keeps a message as a dead letter if it cannot be kept among the waiting ones, with all its parts. None: the tenure is over.
     async fn keep_dead(&self, tenure: &Tenure, message: &Message, error: &str) -> Result<Option<Kept>, StoreError>;
 
@@ -120,21 +124,16 @@ impl<F: ConsumerStore> Keeper for SessionKeeper<F> {
             if !F::fence_inbox(&mut tx, consumer, tenure).await? {
                 return Ok(None);
             }
-            let arrivals: Vec<(MessageId, Option<String>)> =
-                messages.iter().map(|message| (message.id, message.ordering_key().map(str::to_owned))).collect();
-            let admitted = F::admit(&mut tx, consumer, &arrivals).await?;
-            let is_new = |admitted: &Admitted| matches!(admitted, Admitted::New | Admitted::Behind);
-            let new = messages.iter().zip(&admitted).filter(|(_, admitted)| is_new(admitted));
-            let new: Vec<Message> = new.map(|(message, _)| message.clone()).collect();
-            if !new.is_empty() {
-                F::keep(&mut tx, consumer, &new, Keep::Ready).await?;
-            }
-            crash_point("keep.written");
-            let kept = |admitted: &Admitted| if is_new(admitted) { Kept::New } else { Kept::Duplicate };
-            admitted.iter().map(kept).collect()
+            admit::<F>(&mut tx, consumer, messages).await?
         });
         crash_point("keep.committed");
         Ok(Some(kept))
+    }
+
+    async fn admit(&self, messages: &[Message]) -> Result<Vec<Kept>, StoreError> {
+        let kept = in_transaction!(self, keeping, |tx| admit::<F>(&mut tx, &self.consumer, messages).await?);
+        crash_point("keep.committed");
+        Ok(kept)
     }
 
     async fn keep_dead(&self, tenure: &Tenure, message: &Message, error: &str) -> Result<Option<Kept>, StoreError> {
@@ -157,4 +156,24 @@ impl<F: ConsumerStore> Keeper for SessionKeeper<F> {
     fn refuses_the_message(&self, error: &StoreError) -> bool {
         F::refuses_the_message(error)
     }
+}
+
+/// Admits messages and keeps those that are new, in this transaction.
+async fn admit<F: ConsumerStore>(
+    tx: &mut F::Tx<'_>,
+    consumer: &Consumer,
+    messages: &[Message],
+) -> Result<Vec<Kept>, StoreError> {
+    let arrivals: Vec<(MessageId, Option<String>)> =
+        messages.iter().map(|message| (message.id, message.ordering_key().map(str::to_owned))).collect();
+    let admitted = F::admit(tx, consumer, &arrivals).await?;
+    let is_new = |admitted: &Admitted| matches!(admitted, Admitted::New | Admitted::Behind);
+    let new = messages.iter().zip(&admitted).filter(|(_, admitted)| is_new(admitted));
+    let new: Vec<Message> = new.map(|(message, _)| message.clone()).collect();
+    if !new.is_empty() {
+        F::keep(tx, consumer, &new, Keep::Ready).await?;
+    }
+    crash_point("keep.written");
+    let kept = |admitted: &Admitted| if is_new(admitted) { Kept::New } else { Kept::Duplicate };
+    Ok(admitted.iter().map(kept).collect())
 }

@@ -9,7 +9,7 @@ use super::connection::{Connection, Unanswered};
 use super::note::Note;
 use super::resp::Reply;
 use super::sink::advice;
-use super::{RedisOptions, RedisSubscriptionOptions};
+use super::{RedisOptions, RedisSink, RedisSubscriptionOptions};
 use crate::{CheckFailed, Hazard};
 
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
@@ -20,6 +20,13 @@ const MAJOR_MIN: u32 = 7;
 pub(super) async fn of_sink(options: &RedisOptions) -> Result<String, CheckFailed> {
     let (address, stream) = options.opened().map_err(unusable)?;
     let server = Server::connect(&address).await?;
+    let sink = RedisSink::new(options.clone()).map_err(|error| unusable(error.problem))?;
+    sink.keeps(&server.connection).await.map_err(|problem| CheckFailed {
+        problem: format!("the server cannot confirm as `replicas` and `synced` ask for: {problem}"),
+        advice:
+            "correct replicas and synced, allow the user WAIT or WAITAOF, or look whether the replicas are connected"
+                .to_owned(),
+    })?;
     let Some(stream) = stream.fixed() else {
         return Ok(format!(
             "{}; whether the streams of {:?} can be added to shows with the first message of each",

@@ -105,7 +105,10 @@ impl Connection {
         match timeout(CONNECT_WITHIN, Self::open_in_time(address, name)).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(problem)) => Err(format!("{at}: {problem}{}", tls::hint(&problem))),
-            Err(_) => Err(format!("{at}: no answer within {} s", CONNECT_WITHIN.as_secs())),
+            Err(_) => {
+                let hint = if address.tls { " (does that port use TLS?)" } else { "" };
+                Err(format!("{at}: no answer within {} s{hint}", CONNECT_WITHIN.as_secs()))
+            }
         }
     }
 

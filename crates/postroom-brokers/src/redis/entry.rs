@@ -70,14 +70,6 @@ impl EntryId {
             (ms, number) => Self(ms, number - 1),
         }
     }
-
-    /// The place behind it.
-    pub fn behind(self) -> Self {
-        match self.1.checked_add(1) {
-            Some(number) => Self(self.0, number),
-            None => Self(self.0.saturating_add(1), 0),
-        }
-    }
 }
 
 impl std::fmt::Display for EntryId {
@@ -191,8 +183,7 @@ mod tests {
     fn places_have_neighbours() {
         let at = EntryId::parse("5-0").unwrap();
         assert_eq!(at.before(), EntryId(4, u64::MAX));
-        assert_eq!(at.before().behind(), at);
-        assert_eq!(EntryId(5, 3).before().behind(), EntryId(5, 3));
+        assert_eq!(EntryId(5, 3).before(), EntryId(5, 2));
         assert_eq!(EntryId(0, 0).before(), EntryId(0, 0));
         assert_eq!((at.to_string(), EntryId::parse("x")), ("5-0".to_owned(), None));
     }

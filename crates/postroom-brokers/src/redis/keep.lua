@@ -1,4 +1,4 @@
--- Keeps a consumer group that a session has taken, and says how far it is. KEYS: the stream. ARGV: the group, the note as it is, the note
+-- Keeps a consumer group that a session has taken, and moves it. KEYS: the stream. ARGV: the group, the note as it is, the note
 -- as it is to be, the place as it is, the place as it is to be, how many entries are before that (-1: nobody knows), and whether entries
 -- that all groups are behind are removed.
 local key, group, note, new_note, was, place, count, removes = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
@@ -13,7 +13,9 @@ end
 local consumers = redis.call('xinfo', 'consumers', key, group)
 if #consumers ~= 1 or field(consumers[1], 'name') ~= note then return { 'gone' } end
 local groups = redis.call('xinfo', 'groups', key)
+local counted = false
 for _, found in ipairs(groups) do
+  if field(found, 'name') == group then counted = field(found, 'entries-read') end
   if field(found, 'name') == group and field(found, 'last-delivered-id') ~= was then
     -- The session ends over this, and the next one goes on from there.
     redis.call('xgroup', 'createconsumer', key, group, (string.gsub(note, '^(postroom %S+) %S+', '%1 free')))
@@ -28,7 +30,7 @@ else
   -- The server remembers when a consumer has asked last; nothing was ever handed to this one.
   redis.call('xreadgroup', 'group', group, note, 'count', 1, 'streams', key, '0')
 end
-if place ~= was then
+if place ~= was or (count >= 0 and counted ~= count) then
   if count >= 0 then
     redis.call('xgroup', 'setid', key, group, place, 'entriesread', count)
   else
@@ -49,5 +51,4 @@ if removes == '1' then
   end
   redis.call('xtrim', key, 'minid', '=', lowest)
 end
-local stream = redis.call('xinfo', 'stream', key)
-return { 'kept', field(stream, 'entries-added'), field(stream, 'length') }
+return { 'kept' }

@@ -14,7 +14,7 @@ const AHEAD_MS: u64 = 1_000;
 /// Who receives, and what may have been handed out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Note {
-    /// What is before this one may have been handed out.
+    /// What is up to this one may have been handed out.
     pub reserved: EntryId,
     /// The session; none: nobody receives.
     pub session: Option<String>,
@@ -39,24 +39,35 @@ impl Note {
     }
 }
 
-/// What is reserved so that an entry with this id can be handed out. Ids are times, so most messages need no reservation of their own.
+/// What is reserved so that an entry with this id can be handed out: everything up to it. Ids are times, so most messages need no reservation of
+/// their own.
 pub(super) fn reserved_for(id: EntryId) -> EntryId {
-    EntryId(id.0.saturating_add(AHEAD_MS), 0).max(id.behind())
+    EntryId(id.0.saturating_add(AHEAD_MS), 0).max(id)
 }
 
-/// A place between the entries of a stream.
+/// A place in a stream: an entry, or just behind one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
-    /// What has a lower id is before it.
     pub id: EntryId,
+    is_behind: bool,
     /// How many entries the stream ever had before it, as far as that is known.
     pub count: i64,
 }
 
 impl Place {
-    /// Behind an entry.
-    pub fn behind(self, entry: EntryId) -> Self {
-        Self { id: entry.behind(), count: self.count.saturating_add(1) }
+    /// Of an entry, which has so many before it.
+    pub fn at(id: EntryId, count: i64) -> Self {
+        Self { id, is_behind: false, count }
+    }
+
+    /// Behind the entry with this id, whether there is one or not.
+    pub fn behind(id: EntryId, count: i64) -> Self {
+        Self { id, is_behind: true, count }
+    }
+
+    /// What a reader has read that begins here.
+    pub fn read_up_to(self) -> EntryId {
+        if self.is_behind { self.id } else { self.id.before() }
     }
 }
 
@@ -81,8 +92,9 @@ mod tests {
     #[test]
     fn what_is_reserved_is_behind_what_it_is_for() {
         assert_eq!(reserved_for(EntryId(5, 7)), EntryId(1_005, 0));
-        assert_eq!(reserved_for(EntryId(u64::MAX, 7)), EntryId(u64::MAX, 8));
-        let place = Place { id: EntryId(0, 0), count: 4 };
-        assert_eq!(place.behind(EntryId(9, 9)), Place { id: EntryId(9, 10), count: 5 });
+        assert_eq!(reserved_for(EntryId(u64::MAX, 7)), EntryId(u64::MAX, 7));
+        let last = EntryId(u64::MAX, u64::MAX);
+        assert!(Place::at(last, 4) < Place::behind(last, 5), "also behind the last one that there can be");
+        assert_eq!((Place::at(last, 4).read_up_to(), Place::behind(last, 5).read_up_to()), (last.before(), last));
     }
 }

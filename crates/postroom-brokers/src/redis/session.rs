@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use postroom::{Answer, Arrival, Bound, MessageId, Receipt};
+use postroom::{Answer, Arrival, Bound, Receipt};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -31,8 +31,8 @@ const KEPT_EVERY: Duration = Duration::from_secs(2);
 const COMMITTED_EVERY: Duration = Duration::from_millis(50);
 /// Longest that the server waits for the next entry.
 const READ_WAITS: Duration = Duration::from_secs(1);
-/// The same where only some of the streams are read, because there is no room for an entry of each.
-const READ_WAITS_IN_TURN: Duration = Duration::from_millis(50);
+/// Most entries of one read: they may be much larger than those before.
+const READ_MAX: usize = 64;
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// Entries that are all as large as the largest that was seen have no more bytes together than there is room for. Before one was seen:
 const LARGEST_AT_FIRST: u64 = 1 << 20;
@@ -65,12 +65,15 @@ pub(super) fn lock<T>(of: &StdMutex<T>) -> MutexGuard<'_, T> {
 
 impl Session {
     /// Takes the groups, and begins to read.
-    pub async fn begin(address: &Address, options: &RedisSubscriptionOptions) -> Result<Arc<Self>, String> {
+    pub async fn begin(
+        address: &Address,
+        options: &RedisSubscriptionOptions,
+        token: &str,
+    ) -> Result<Arc<Self>, String> {
         let control = Connection::open(address, "postroom-inbox").await?;
-        let token = MessageId::new().to_string();
         let mut taken = Vec::with_capacity(options.streams.len());
         for stream in &options.streams {
-            match take(&control, options, stream, &token).await {
+            match take(&control, options, stream, token).await {
                 Ok(one) => taken.push(one),
                 Err(problem) => {
                     for one in taken {
@@ -85,7 +88,7 @@ impl Session {
         let number = SESSIONS.fetch_add(1, Ordering::Relaxed);
         let mut deliveries = Deliveries::new(number, options.prefetch, options.unsettled_bytes_max);
         for part in &mut taken {
-            part.number = deliveries.begin(part.at, Place { id: part.note.reserved, count: 0 });
+            part.number = deliveries.begin(part.at, Place::behind(part.note.reserved, 0));
         }
         let held = Held { deliveries, is_left: false, over: None, is_gone: false };
         let (arrived, changed) = (Notify::new(), Notify::new());
@@ -96,7 +99,9 @@ impl Session {
             control,
             parts: taken,
             turn: 0,
+            fruitless: 0,
             largest: LARGEST_AT_FIRST,
+            looked: None,
         };
         tokio::spawn(task.run(reader));
         Ok(session)
@@ -142,15 +147,14 @@ struct Part {
     number: u32,
     /// Behind the last entry that was read.
     at: Place,
-    /// Whether anybody knows how many entries that is.
+    /// Whether anybody knows how many entries that is, and how many are to be added: those that were never received.
     is_counted: bool,
+    uncounted: i64,
     note: Note,
-    /// What is before this one may have been handed out by sessions before.
-    known_before: EntryId,
+    /// What is up to this one may have been handed out by sessions before.
+    known_up_to: EntryId,
     /// Where the group is.
     committed: EntryId,
-    /// Entries that were removed before they were received, as far as that was told.
-    lost: i64,
 }
 
 /// Takes the group of a stream.
@@ -199,20 +203,25 @@ async fn take(
     }
     let id = |index: usize| text(index)?.parse_id().ok_or_else(shape);
     let (committed, entries_read) = (id(1)?, number(2)?);
-    let note = Note::read(&text(4)?).ok_or_else(shape)?;
-    let at = Place { id: committed.behind(), count: entries_read.max(0) };
-    let mut part = Part {
+    let note = Note::read(&text(3)?).ok_or_else(shape)?;
+    let is_counted = entries_read >= 0;
+    if !is_counted {
+        tracing::warn!(
+            "the server does not know how many entries of stream {stream:?} group {:?} has received (it was made or moved without ENTRIESREAD): \
+             until all that is there is received, entries that are removed before are not noticed",
+            options.group
+        );
+    }
+    Ok(Part {
         stream: stream.to_owned(),
         number: 0,
-        at,
-        is_counted: entries_read >= 0,
-        known_before: note.reserved,
+        at: Place::behind(committed, entries_read.max(0)),
+        is_counted,
+        uncounted: 0,
+        known_up_to: note.reserved,
         note,
         committed,
-        lost: 0,
-    };
-    part.look(options, number(5)?, number(6)?);
-    Ok(part)
+    })
 }
 
 trait ParseId {
@@ -244,15 +253,15 @@ impl Part {
         floor: Option<(Place, EntryId)>,
         is_kept: bool,
         removes: bool,
-    ) -> Result<(Note, EntryId, i64, i64), String> {
+    ) -> Result<(Note, EntryId), String> {
         let (place, reserved) = match floor {
             Some((floor, reserved)) => (floor, reserved),
-            None => (Place { id: self.committed.behind(), count: -1 }, self.note.reserved),
+            None => (Place::behind(self.committed, -1), self.note.reserved),
         };
         let session = self.note.session.clone().filter(|_| is_kept);
         let note = Note { reserved, session, consumer: self.note.consumer.clone() };
-        let count = if self.is_counted { place.count } else { -1 };
-        let to = place.id.before();
+        let count = if self.is_counted && place.count >= 0 { place.count + self.uncounted } else { -1 };
+        let to = place.read_up_to();
         let arguments = [
             "EVAL".to_owned(),
             KEEP.to_owned(),
@@ -269,9 +278,8 @@ impl Part {
         let reply = control.ask(arguments, Instant::now() + ANSWERS_WITHIN).await.map_err(told)?;
         let all = reply.array().unwrap_or_default();
         let what = all.first().and_then(Reply::text).unwrap_or_default();
-        let number = |index: usize| all.get(index).and_then(Reply::number).unwrap_or_default();
         match what.as_str() {
-            "kept" => Ok((note, to, number(1), number(2))),
+            "kept" => Ok((note, to)),
             "moved" => {
                 let to = all.get(1).and_then(Reply::text).unwrap_or_default();
                 Err(format!("somebody has moved the group to {to} (`XGROUP SETID`); it goes on from there"))
@@ -281,34 +289,62 @@ impl Part {
         }
     }
 
-    /// Says what was removed before it was received: the stream had so many entries in all, and has so many now.
-    fn look(&mut self, options: &RedisSubscriptionOptions, added: i64, length: i64) {
-        let lost = added.saturating_sub(length).saturating_sub(self.at.count);
-        if self.is_counted && lost > self.lost {
+    /// Says what was removed before it was received, from what the server says of the stream while nothing of it is on its way.
+    fn look(&mut self, options: &RedisSubscriptionOptions, stream: &Reply) {
+        let number = |name: &str| stream.field(name).and_then(Reply::number);
+        let id = |reply: Option<&Reply>| reply.and_then(Reply::text).as_deref().and_then(EntryId::parse);
+        let (Some(added), Some(length)) = (number("entries-added"), number("length")) else { return };
+        let Some(last) = id(stream.field("last-generated-id")) else { return };
+        let first = stream.field("first-entry").and_then(Reply::array).and_then(<[Reply]>::first);
+        let read = self.at.read_up_to();
+        let received = self.at.count + self.uncounted;
+        let lost = match id(first) {
+            // All that it ever had was received, or is gone.
+            _ if read >= last => added - received,
+            None => added - received,
+            // All that it has is still to be received.
+            Some(first) if first > read => added - received - length,
+            // What it has lost shows when that is received.
+            Some(_) => return,
+        };
+        if self.is_counted && lost > 0 {
             tracing::error!(
-                "{} entries of stream {:?} of Redis were removed before group {:?} had received them (`MAXLEN`, `XTRIM`, `XDEL`): their \
+                "{lost} entries of stream {:?} of Redis were removed before group {:?} had received them (`MAXLEN`, `XTRIM`, `XDEL`): their \
                  messages are lost to this inbox",
-                lost - self.lost,
                 self.stream,
                 options.group
             );
-            self.lost = lost;
         }
+        self.uncounted += lost;
+        self.is_counted = true;
     }
 }
 
 /// What a read brings: the connection again, and the reply.
 type Reading = Pin<Box<dyn Future<Output = (Connection, Result<Reply, Unanswered>)> + Send>>;
 
+/// What is read next.
+enum Next {
+    Entries {
+        command: Vec<String>,
+        waits: Duration,
+    },
+    /// Nothing is on its way then, so what the server says of the streams can be compared with what was read.
+    Look,
+}
+
 struct Task {
     session: Arc<Session>,
     options: RedisSubscriptionOptions,
     control: Connection,
     parts: Vec<Part>,
-    /// Which stream is read first where not all can be.
+    /// Which stream is read first where not all can be, and how many in a row had nothing.
     turn: usize,
+    fruitless: usize,
     /// Bytes of the largest entry of late.
     largest: u64,
+    /// When it was looked last what was removed.
+    looked: Option<Instant>,
 }
 
 impl Task {
@@ -332,8 +368,13 @@ impl Task {
             if reading.is_none()
                 && let Some(reader) = idle.take()
             {
-                match self.read() {
-                    Some((command, waits)) => reading = Some(Box::pin(read(reader, command, waits))),
+                match self.next() {
+                    Some(Next::Entries { command, waits }) => reading = Some(Box::pin(read(reader, command, waits))),
+                    Some(Next::Look) => {
+                        self.look(&reader).await?;
+                        idle = Some(reader);
+                        continue;
+                    }
                     None => idle = Some(reader),
                 }
             }
@@ -389,16 +430,17 @@ impl Task {
         let Self { parts, control, options, session, .. } = self;
         let part = &mut parts[index];
         let kept = part.keep(control, options, Some((floor, reserved)), is_kept, options.removes).await;
-        let (note, committed, added, length) =
-            kept.map_err(|problem| format!("stream {:?}: {problem}", part.stream))?;
+        let (note, committed) = kept.map_err(|problem| format!("stream {:?}: {problem}", part.stream))?;
         (part.note, part.committed) = (note, committed);
-        part.look(options, added, length);
-        lock(&session.held).deliveries.committed(part.number, floor, Some(Place { id: reserved, count: 0 }));
+        lock(&session.held).deliveries.committed(part.number, floor, Some(Place::behind(reserved, 0)));
         Ok(())
     }
 
-    /// The next read, as far as there is room, and how long the server waits for entries.
-    fn read(&mut self) -> Option<(Vec<String>, Duration)> {
+    /// The next read, as far as there is room.
+    fn next(&mut self) -> Option<Next> {
+        if self.looked.is_none_or(|looked| looked.elapsed() >= KEPT_EVERY) {
+            return Some(Next::Look);
+        }
         let (room, bytes) = {
             let held = lock(&self.session.held);
             (held.deliveries.room(), held.deliveries.bytes_room())
@@ -407,22 +449,31 @@ impl Task {
             return None;
         }
         let fits = usize::try_from(bytes / self.largest.max(1)).unwrap_or(usize::MAX).max(1);
-        let room = room.min(fits);
-        let count = self.parts.len().min(room);
-        let waits = if count < self.parts.len() { READ_WAITS_IN_TURN } else { READ_WAITS };
-        self.turn = (self.turn + 1) % self.parts.len();
+        let (room, all) = (room.min(fits).min(READ_MAX), self.parts.len());
+        // Where there is no room for an entry of each, some are read in turn; when none of them has any, all of them are waited for.
+        let waits = room >= all || self.fruitless >= all;
+        let count = if waits { all } else { room };
+        let mut command = vec!["XREAD".to_owned(), "COUNT".to_owned(), (room / count).max(1).to_string()];
+        if waits {
+            command.extend(["BLOCK".to_owned(), READ_WAITS.as_millis().to_string()]);
+        }
+        command.push("STREAMS".to_owned());
         let some: Vec<&Part> = self.parts.iter().cycle().skip(self.turn).take(count).collect();
-        let mut command = vec![
-            "XREAD".to_owned(),
-            "COUNT".to_owned(),
-            (room / count).to_string(),
-            "BLOCK".to_owned(),
-            waits.as_millis().to_string(),
-            "STREAMS".to_owned(),
-        ];
         command.extend(some.iter().map(|part| part.stream.clone()));
-        command.extend(some.iter().map(|part| part.at.id.before().to_string()));
-        Some((command, waits))
+        command.extend(some.iter().map(|part| part.at.read_up_to().to_string()));
+        self.turn = (self.turn + count) % all;
+        self.fruitless = self.fruitless.saturating_add(count);
+        Some(Next::Entries { command, waits: if waits { READ_WAITS } else { Duration::ZERO } })
+    }
+
+    /// Looks what was removed before it was received.
+    async fn look(&mut self, reader: &Connection) -> Result<(), String> {
+        for part in &mut self.parts {
+            let about = reader.ask(["XINFO", "STREAM", &part.stream], Instant::now() + ANSWERS_WITHIN).await;
+            part.look(&self.options, &about.map_err(told)?);
+        }
+        self.looked = Some(Instant::now());
+        Ok(())
     }
 
     /// Takes what was read. What there is no room for is read again.
@@ -430,6 +481,7 @@ impl Task {
         let reply = came.map_err(told)?;
         let shape = || "a read has an answer of another shape".to_owned();
         let Some(streams) = reply.array() else { return Ok(()) };
+        self.fruitless = 0;
         let mut entries = HashMap::new();
         for stream in streams {
             let [name, found] = stream.array().ok_or_else(shape)? else { return Err(shape()) };
@@ -439,10 +491,12 @@ impl Task {
         drop(reply);
         let largest = entries.values().flatten().map(Entry::bytes).max();
         self.largest = largest.map_or(self.largest, |largest| largest.max(self.largest / 2).max(1));
-        for index in 0..self.parts.len() {
+        let all = self.parts.len();
+        let turn = self.turn;
+        for index in (0..all).map(|index| (index + turn) % all) {
             let Some(found) = entries.remove(&self.parts[index].stream) else { continue };
             let Some(last) = found.last().map(|entry| entry.at) else { continue };
-            if last >= self.parts[index].note.reserved {
+            if last > self.parts[index].note.reserved {
                 // The server is told before anybody is handed one.
                 let number = self.parts[index].number;
                 let floor = lock(&self.session.held).deliveries.to_commit(number, true);
@@ -455,12 +509,12 @@ impl Task {
                 if held.deliveries.room() == 0 {
                     break;
                 }
-                if entry.at < part.at.id {
+                let at = entry.at;
+                if at <= part.at.read_up_to() {
                     return Err("a read brought an entry twice".to_owned());
                 }
-                let at = entry.at;
-                let (place, next) = (Place { id: at, count: part.at.count }, part.at.behind(at));
-                let redelivered = at < part.known_before;
+                let (place, next) = (Place::at(at, part.at.count), Place::behind(at, part.at.count + 1));
+                let redelivered = at <= part.known_up_to;
                 let (id, message) = entry.message(&part.stream);
                 let taken = Taken { partition: part.number, place, next, redelivered, id, message };
                 held.deliveries.arrived(taken);

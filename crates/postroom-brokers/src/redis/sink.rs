@@ -57,24 +57,22 @@ impl RedisSink {
         let opened = Connection::open(&self.address, "postroom-relay").await;
         let connection = Arc::new(opened.map_err(|problem| self.unavailable(problem))?);
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
-        self.keeps(&connection).await?;
+        self.keeps(&connection).await.map_err(|problem| self.unavailable(problem))?;
         *slot = Some(connection.clone());
         Ok(connection)
     }
 
     /// Nothing is added while its disk or its replicas could not confirm it: that would be added again and again.
-    async fn keeps(&self, connection: &Connection) -> Result<(), Unavailable> {
+    pub(super) async fn keeps(&self, connection: &Connection) -> Result<(), String> {
         let Some(waiting) = self.waiting() else { return Ok(()) };
         let reply = connection.ask(waiting, Instant::now() + WAITS_AT_MOST * 2).await;
-        let reply = reply.map_err(|error| {
-            self.unavailable(match &error {
-                Unanswered::Refused(said) if said.contains("unknown command") => {
-                    format!("synced = true needs WAITAOF, which came with Redis 7.2 ({error})")
-                }
-                _ => error.to_string(),
-            })
+        let reply = reply.map_err(|error| match &error {
+            Unanswered::Refused(said) if said.contains("unknown command") => {
+                format!("synced = true needs WAITAOF, which came with Redis 7.2 ({error})")
+            }
+            _ => error.to_string(),
         })?;
-        self.confirmed(Some(&reply)).map_err(|problem| self.unavailable(problem))
+        self.confirmed(Some(&reply))
     }
 
     /// The command that waits for its disk or its replicas, where that is asked for.

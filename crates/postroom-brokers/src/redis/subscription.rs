@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex as StdMutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use postroom::{Answer, Arrival, Bound, Receipt, Subscription, Unavailable, redact_url};
+use postroom::{Answer, Arrival, Bound, MessageId, Receipt, Subscription, Unavailable, redact_url};
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
@@ -109,6 +109,8 @@ pub struct RedisSubscription {
     address: Address,
     /// Only `receive` waits on this one.
     opening: Mutex<()>,
+    /// What its sessions are called at the server, of which there is one at a time.
+    token: String,
     session: StdMutex<Option<Arc<Session>>>,
 }
 
@@ -124,7 +126,8 @@ impl RedisSubscription {
     /// Checks the options; connects with the first `receive`.
     pub fn new(options: RedisSubscriptionOptions) -> Result<Self, OpenSubscriptionError> {
         let address = options.opened().map_err(|problem| OpenSubscriptionError { kind: "redis", problem })?;
-        Ok(Self { options, address, opening: Mutex::default(), session: StdMutex::default() })
+        let token = MessageId::new().to_string();
+        Ok(Self { options, address, opening: Mutex::default(), token, session: StdMutex::default() })
     }
 
     fn unavailable(&self, error: impl Into<postroom::BoxError>) -> Unavailable {
@@ -143,8 +146,9 @@ impl RedisSubscription {
         if let Some(session) = lock(&self.session).clone() {
             return Ok(session);
         }
-        let session =
-            Session::begin(&self.address, &self.options).await.map_err(|problem| self.unavailable(problem))?;
+        let session = Session::begin(&self.address, &self.options, &self.token)
+            .await
+            .map_err(|problem| self.unavailable(problem))?;
         *lock(&self.session) = Some(session.clone());
         Ok(session)
     }

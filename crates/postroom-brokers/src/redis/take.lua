@@ -1,4 +1,4 @@
--- Takes a consumer group for a session. KEYS: the stream. ARGV: the group, the session, the consumer, and after how many
+-- Takes a consumer group for a session. KEYS: the stream. ARGV: the group, the receiver (whose session before may have ended without a word), the consumer, and after how many
 -- milliseconds of silence another session counts as gone. Makes the stream and the group where they are missing.
 local key, group, session, whose, gone_after = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local function field(list, name)
@@ -28,7 +28,7 @@ for _, consumer in ipairs(redis.call('xinfo', 'consumers', key, group)) do
   local until_id, who, owner = string.match(name, '^postroom (%d+%-%d+) (%S+) (.*)$')
   if not who or old then return { 'foreign', name } end
   if owner ~= whose and owner ~= '' and whose ~= '' then return { 'owner', owner } end
-  if who ~= 'free' and field(consumer, 'idle') < gone_after then return { 'busy', field(consumer, 'idle') } end
+  if who ~= 'free' and who ~= session and field(consumer, 'idle') < gone_after then return { 'busy', field(consumer, 'idle') } end
   reserved, old = until_id, name
 end
 if field(found, 'pending') > 0 then return { 'pending', field(found, 'pending') } end
@@ -38,6 +38,5 @@ if reserved == '' then
 end
 local note = 'postroom ' .. reserved .. ' ' .. session .. ' ' .. whose
 redis.call('xgroup', 'createconsumer', key, group, note)
-if old then redis.call('xgroup', 'delconsumer', key, group, old) end
-return { 'taken', field(found, 'last-delivered-id'), field(found, 'entries-read') or -1, reserved, note,
-  field(stream, 'entries-added'), field(stream, 'length') }
+if old and old ~= note then redis.call('xgroup', 'delconsumer', key, group, old) end
+return { 'taken', field(found, 'last-delivered-id'), field(found, 'entries-read') or -1, note }

@@ -9,9 +9,10 @@ use postroom::{
     redact_url,
 };
 use postroom_archive::{ArchiveOptions, Place, WITH_PARQUET};
-use postroom_brokers::{BROKERS, Section, SinkOptions, SubscriptionOptions, sink_section, subscription_section};
+use postroom_brokers::{Section, SinkOptions, SubscriptionOptions};
 use toml::{Table, Value};
 
+use crate::brokers;
 use crate::environment::{self, Variable, overlay};
 use crate::exit::{self, Failure};
 
@@ -318,8 +319,7 @@ fn read_inbox(index: usize, value: &Value) -> Result<Inbox, String> {
     plain(&consumer, &format!("{at}consumer"))?;
     let consumer = Consumer::new(consumer).map_err(|error| format!("{at}consumer: failed to {error}"))?;
     let from = inbox.get("from").ok_or_else(|| format!("{at}from is missing; it says where messages come from"))?;
-    let kinds = BROKERS.iter().filter(|broker| broker.subscription.is_some()).map(|broker| broker.kind);
-    let from = of_kind(from, &format!("{at}from."), &kinds.collect::<Vec<_>>(), subscription_section)?;
+    let from = of_kind(from, &format!("{at}from."), &brokers::subscription_kinds(), brokers::subscription_section)?;
     Ok(Inbox { consumer, from })
 }
 
@@ -450,8 +450,7 @@ fn read_limit(value: &Value, at: &str) -> Result<AttemptLimit, String> {
 }
 
 fn read_sink(value: &Value, at: &str) -> Result<Arc<dyn SinkOptions>, String> {
-    let kinds = BROKERS.iter().filter(|broker| broker.sink.is_some()).map(|broker| broker.kind);
-    of_kind(value, at, &kinds.collect::<Vec<_>>(), sink_section)
+    of_kind(value, at, &brokers::sink_kinds(), brokers::sink_section)
 }
 
 #[cfg(test)]
@@ -642,7 +641,7 @@ pub(crate) mod tests {
     fn the_example_of_every_broker_is_read_and_its_kind_is_documented() {
         let docs = include_str!("../../../../docs/configuration.md");
         let store = "[store]\nurl = \"sqlite:shop.db\"\n";
-        for broker in BROKERS {
+        for broker in brokers::all() {
             if let Some(sink) = &broker.sink {
                 let text = format!("{store}[[routes]]\nname = \"r\"\n[routes.sink]\n{}", sink.example);
                 let config = parse(&text, &[]).unwrap();

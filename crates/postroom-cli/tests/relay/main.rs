@@ -33,4 +33,5 @@ mod retention;
 mod rig;
 mod shards;
 mod stops;
+mod straight;
 mod unroutable;

@@ -10,6 +10,7 @@ mod processes;
 mod setup;
 mod sqlite;
 mod sqlx;
+mod straight;
 mod taken;
 mod unkeepable;
 mod versions;
