@@ -440,4 +440,18 @@ pub(super) const BUGS: &[Bug] = &[
         test: &["--test", "http", "connections_that_end_between_requests_and_answers_with_a_rest_hold_up_nobody"],
         needs_bin: false,
     },
+    Bug {
+        name: "redis_forgets_what_was_removed",
+        breaks: "tells of one loss of entries again with every session",
+        package: "postroom-brokers",
+        test: &["--test", "redis", "what_was_removed_before_it_was_received_is_counted_once"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "inbox_sink_takes_a_refused_message_for_stored",
+        breaks: "takes a message for stored that the inbox has refused",
+        package: "postroom-consumer",
+        test: &["--test", "receiving", "what_the_inbox_cannot_keep_fails_alone_and_a_store_that_is_away_is_told"],
+        needs_bin: false,
+    },
 ];
