@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use postroom::{BoxError, Message, MessageId, Outbox};
+use postroom::{BoxError, Message, MessageId, Outbox, Wake};
 use postroom_postgres::Postgres;
 use postroom_testkit::postgres::Database;
 use tokio::sync::mpsc;
@@ -15,15 +15,50 @@ use crate::{ours, setup};
 /// One message a transaction, at an even rate; returns each one's time from commit to confirm, in milliseconds.
 async fn measure(database: &Database, rate: u64, seconds: u64) -> Result<Vec<f64>, BoxError> {
     let (exchange, _audit) = setup::exchange().await;
-    let (acked, mut acks) = mpsc::unbounded_channel();
+    let (acked, acks) = mpsc::unbounded_channel();
     let run = ours::Run { acked: Some(acked), ..ours::Run::of(database.url()) };
-    let mut relay = run.into_rabbitmq(&exchange).await?;
+    let relay = run.into_rabbitmq(&exchange).await?;
+    of_relay(database, (relay, acks), rate, seconds).await
+}
+
+/// The same of a relay that runs, and tells what its broker has confirmed.
+pub async fn of_relay(
+    database: &Database,
+    (mut relay, mut acks): (ours::Running, mpsc::UnboundedReceiver<(MessageId, Instant)>),
+    rate: u64,
+    seconds: u64,
+) -> Result<Vec<f64>, BoxError> {
     tokio::time::sleep(Duration::from_secs(1)).await;
+    let committed = write(database, rate, seconds, std::slice::from_ref(&relay.wake)).await?;
+    relay.stored(committed.len()).await?;
+    relay.stop().await?;
+    let mut times = Vec::new();
+    let mut committed: HashMap<MessageId, Instant> = committed.into_iter().collect();
+    while let Ok((id, at)) = acks.try_recv() {
+        if let Some(commit) = committed.remove(&id) {
+            // A confirm may come before the writer's own commit has returned to it.
+            times.push(at.saturating_duration_since(commit).as_secs_f64() * 1000.0);
+        }
+    }
+    if committed.is_empty() {
+        Ok(times)
+    } else {
+        Err(format!("{} messages were never confirmed", committed.len()).into())
+    }
+}
+
+/// Writes one message a transaction at an even rate, and wakes the relays; returns when each was committed.
+pub async fn write(
+    database: &Database,
+    rate: u64,
+    seconds: u64,
+    wakes: &[Wake],
+) -> Result<Vec<(MessageId, Instant)>, BoxError> {
     let writers = rate.div_ceil(500).clamp(1, 8);
     let began = Instant::now();
     let tasks: Vec<_> = (0..writers)
         .map(|writer| {
-            let (database, wake) = (database.clone(), relay.wake.clone());
+            let (database, wakes) = (database.clone(), wakes.to_vec());
             tokio::spawn(async move {
                 let mut client = database.connect().await;
                 let mut committed: Vec<(MessageId, Instant)> = Vec::new();
@@ -40,30 +75,17 @@ async fn measure(database: &Database, rate: u64, seconds: u64) -> Result<Vec<f64
                     Postgres.enqueue(&mut tx, &[message]).await.map_err(BoxError::from)?;
                     tx.commit().await.map_err(BoxError::from)?;
                     committed.push((id, Instant::now()));
-                    wake.notify();
+                    wakes.iter().for_each(Wake::notify);
                 }
                 Ok::<_, BoxError>(committed)
             })
         })
         .collect();
-    let mut committed = HashMap::new();
+    let mut committed = Vec::new();
     for task in tasks {
         committed.extend(task.await??);
     }
-    relay.stored(committed.len()).await?;
-    relay.stop().await?;
-    let mut times = Vec::new();
-    while let Ok((id, at)) = acks.try_recv() {
-        if let Some(commit) = committed.remove(&id) {
-            // A confirm may come before the writer's own commit has returned to it.
-            times.push(at.saturating_duration_since(commit).as_secs_f64() * 1000.0);
-        }
-    }
-    if committed.is_empty() {
-        Ok(times)
-    } else {
-        Err(format!("{} messages were never confirmed", committed.len()).into())
-    }
+    Ok(committed)
 }
 
 /// At 100, 1,000 and 5,000 messages a second.

@@ -5,6 +5,7 @@
 
 mod admission;
 mod articles;
+mod brokers;
 mod claim_cost;
 mod drain;
 mod immediate;
@@ -29,7 +30,7 @@ use postroom::BoxError;
 #[derive(Debug, Parser)]
 struct Args {
     /// Only these: drain, null, poison, claim, latency, held, business, steady, idle, admission, retention, replay, mariadb, immediate,
-    /// writers, a-table
+    /// writers, a-table, brokers
     only: Vec<String>,
     /// Rounds of each rival
     #[arg(long, default_value_t = 3)]
@@ -122,6 +123,10 @@ async fn run(args: &Args, report: &mut Report) -> Result<(), BoxError> {
     }
     if args.only.iter().any(|only| only == "a-table") {
         articles::a_table(report, args.messages, args.rounds).await?;
+    }
+    if args.only.iter().any(|only| only == "brokers") {
+        brokers::drain(report, args.messages, args.rounds).await?;
+        brokers::latency(report).await?;
     }
     if args.only.iter().any(|only| only == "immediate") {
         immediate::on_each_store(report).await?;

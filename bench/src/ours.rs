@@ -113,6 +113,7 @@ impl Running {
 /// Everything about a run but its sink.
 pub struct Run<'a> {
     pub store: &'a str,
+    pub route: &'static str,
     pub order: Order,
     pub in_flight_max: usize,
     pub acked: Option<mpsc::UnboundedSender<(MessageId, Instant)>>,
@@ -120,7 +121,7 @@ pub struct Run<'a> {
 
 impl<'a> Run<'a> {
     pub fn of(store: &'a str) -> Self {
-        Self { store, order: Order::Key, in_flight_max: 2000, acked: None }
+        Self { store, route: "bench", order: Order::Key, in_flight_max: 2000, acked: None }
     }
 
     pub async fn into_rabbitmq(self, exchange: &str) -> Result<Running, BoxError> {
@@ -130,7 +131,7 @@ impl<'a> Run<'a> {
     }
 
     pub async fn start(self, sink: impl Sink + 'static) -> Result<Running, BoxError> {
-        let route = Route { order: self.order, ..Route::new("bench") };
+        let route = Route { order: self.order, ..Route::new(self.route) };
         let source = Database::new(self.store)?.source(&route, &surroundings::unique()).await?;
         Ok(relay(route, source, sink, self.in_flight_max, self.acked))
     }

@@ -49,7 +49,7 @@ async fn publish_together(channel: &Channel, exchange: &str, batch: &[(String, V
     Ok(())
 }
 
-fn body(number: usize) -> Vec<u8> {
+pub fn body(number: usize) -> Vec<u8> {
     let mut text = format!("{{\"n\": {number}, \"text\": \"");
     text.extend(std::iter::repeat_n('x', PAYLOAD.saturating_sub(text.len() + 2)));
     text.push_str("\"}");

@@ -3,6 +3,7 @@
 use std::process::{Command, ExitCode, ExitStatus};
 
 use crate::failure::Failure;
+use crate::further_servers;
 use crate::held::Held;
 use crate::packages;
 use crate::services::Scratch;
@@ -17,14 +18,16 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     packages::ensure(&held)?;
     step("build the benchmarks", || {
         let mut cargo = workspace.cargo();
-        cargo.args(["build", "--release", "-p", "postroom-bench", "-p", "postroom-cli"]);
+        let features = ["--features", "postroom-bench/kafka"];
+        cargo.args(["build", "--release", "-p", "postroom-bench", "-p", "postroom-cli"]).args(features);
         if held.run(&mut cargo)?.success() { Ok(()) } else { Err(Failure::work("the build failed, see above")) }
     })?;
+    let further = further_servers::ensure(&workspace, &held)?;
     let scratch = Scratch::create(&workspace)?;
     let measured = start_services(&workspace, &held).and_then(|environment| {
         step("bench", || {
             let mut bench = Command::new(workspace.built("release", "postroom-bench"));
-            bench.envs(environment).env("POSTROOM_TEST_DIR", &scratch.0).args(extra);
+            bench.envs(environment).envs(further).env("POSTROOM_TEST_DIR", &scratch.0).args(extra);
             Ok(held.run(&mut bench)?)
         })
     });

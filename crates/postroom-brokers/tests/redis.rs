@@ -431,6 +431,68 @@ async fn no_more_bytes_are_unsettled_than_configured_and_a_larger_message_comes_
     }
 }
 
+/// A database that was not chosen would take everything, and nobody would find it there.
+#[tokio::test]
+async fn a_database_that_cannot_be_chosen_is_told_and_nothing_goes_into_another() {
+    let server = server("user relay on >x ~* +xadd +xread +eval\nuser default on nopass ~* +@all");
+    let url = server.url().replace("://", "://relay:x@") + "/3";
+    let sink = RedisSink::new(RedisOptions::new(url.as_str(), "orders")).unwrap();
+    let refused = sink.publish(&Batch::new([message("x")])).await.unwrap_err();
+    assert!(told(&refused).contains("NOPERM"), "{}", told(&refused));
+    let inbox = RedisSubscription::new(RedisSubscriptionOptions::new(url, &["orders"], "billing")).unwrap();
+    assert!(told(&inbox.connect().await.unwrap_err()).contains("NOPERM"));
+    assert_eq!(ask(&server.address(), &["DBSIZE"]).await, Said::Number(0));
+}
+
+/// The one who makes room must not wait for it.
+#[tokio::test]
+async fn a_full_server_is_received_from() {
+    let server = server("");
+    let sink = sink(&server);
+    let sent: Vec<Message> = (0..50).map(|_| message("orders")).collect();
+    published(&sink, &sent).await;
+    let mut options = options(&server, &["orders"]);
+    options.removes = true;
+    let subscription = subscribed(options.clone()).await;
+    let first = next(&subscription, 20).await;
+    ask(&server.address(), &["CONFIG", "SET", "maxmemory", "1"]).await;
+    settle(&subscription, &first, Answer::Ack).await;
+    group_is(&server, "orders", "entries-read", "20").await;
+    subscription.close().await;
+    let again = subscribed(options).await;
+    let rest = next(&again, 30).await;
+    assert_eq!(ids(&rest), ids_of(&sent[20..]));
+    settle(&again, &rest, Answer::Ack).await;
+    group_is(&server, "orders", "entries-read", "50").await;
+    assert_eq!(entries(&server.address(), "orders").await.len(), 1);
+}
+
+/// What is handed to somebody else would never come here.
+#[tokio::test]
+async fn a_program_that_reads_in_the_group_is_told_of_with_what_puts_the_group_back() {
+    let server = server("");
+    let address = server.address();
+    let sent: Vec<Message> = (0..10).map(|_| message("orders")).collect();
+    published(&sink(&server), &sent).await;
+    let subscription = subscribed(options(&server, &["orders"])).await;
+    let received = next(&subscription, 10).await;
+    settle(&subscription, &received[..4], Answer::Ack).await;
+    group_is(&server, "orders", "entries-read", "4").await;
+    ask(&address, &["XREADGROUP", "GROUP", "billing", "curious", "COUNT", "10", "STREAMS", "orders", ">"]).await;
+    let bound = Bound { messages: 9, bytes: usize::MAX };
+    let over = tokio::time::timeout(ARRIVES_WITHIN, subscription.receive(bound)).await.expect("it hears of that");
+    assert!(told(&over.unwrap_err()).contains("reads in it"));
+    let refused = told(&subscription.connect().await.unwrap_err());
+    let commands: Vec<&str> = refused.split('`').filter(|part| part.starts_with("XGROUP ")).collect();
+    assert_eq!(commands.len(), 2, "{refused}");
+    for command in commands {
+        let words: Vec<&str> = command.split(' ').collect();
+        assert!(!matches!(ask(&address, &words).await, Said::Error(_)), "{command}");
+    }
+    let again = subscribed(options(&server, &["orders"])).await;
+    assert_eq!(ids(&next(&again, 6).await), ids_of(&sent[4..]), "I1");
+}
+
 /// The last one that there can be, and streams that have nothing.
 #[tokio::test]
 async fn neither_the_last_entry_nor_many_idle_streams_hold_up_a_session() {

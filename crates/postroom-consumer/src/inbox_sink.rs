@@ -11,6 +11,7 @@ use postroom::{
     tidy_reason,
 };
 use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
 
 use crate::handler::chain;
 use crate::unkeepable::{too_long, without_nul};
@@ -76,24 +77,25 @@ impl InboxSink {
     }
 
     /// A keeper, when there is one that no batch uses.
-    async fn lent(&self) -> Result<(tokio::sync::SemaphorePermit<'_>, Lent<'_>), Unavailable> {
-        let turn = self.turns.acquire().await.map_err(|error| self.unavailable(error))?;
+    async fn lent(&self, by: Instant) -> Result<(tokio::sync::SemaphorePermit<'_>, Lent<'_>), Unavailable> {
+        let turn = timeout_at(by, self.turns.acquire()).await;
+        let turn = turn.map_err(|elapsed| self.unavailable(elapsed))?.map_err(|error| self.unavailable(error))?;
         let keeper = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let keeper = keeper.ok_or_else(|| self.unavailable("it has no keepers"))?;
         Ok((turn, Lent { sink: self, keeper }))
     }
 
     /// A call that hangs is given up; its transaction ends with it.
-    async fn asked<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-        let answered = tokio::time::timeout(self.deadline, call).await;
+    async fn asked<T>(by: Instant, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        let answered = timeout_at(by, call).await;
         answered.unwrap_or_else(|elapsed| {
             Err(StoreError::Unavailable { what: "get an answer from the store", source: elapsed.into() })
         })
     }
 
-    /// The verdict on a message that is sent alone; none: the store cannot be asked.
-    async fn one(&self, keeper: &dyn Keeper, message: &Message) -> Result<Verdict, StoreError> {
-        match self.asked(keeper.admit(std::slice::from_ref(message))).await {
+    /// The verdict on a message that is sent alone; an error: the store cannot be asked.
+    async fn one(keeper: &dyn Keeper, message: &Message, by: Instant) -> Result<Verdict, StoreError> {
+        match Self::asked(by, keeper.admit(std::slice::from_ref(message))).await {
             Ok(_) => Ok(Verdict::Stored),
             Err(error) if keeper.refuses_the_message(&error) => {
                 let reason = format!("the inbox cannot keep it: {}", tidy_reason(chain(&error)));
@@ -120,7 +122,8 @@ impl Sink for InboxSink {
     }
 
     async fn publish(&self, batch: &Batch) -> Result<Verdicts, Unavailable> {
-        let (_turn, lent) = self.lent().await?;
+        let by = Instant::now() + self.deadline;
+        let (_turn, lent) = self.lent(by).await?;
         let mut verdicts = batch.silent();
         let (mut messages, mut places): (Vec<Message>, Vec<usize>) = (Vec::new(), Vec::new());
         let mut ids: HashSet<MessageId> = HashSet::new();
@@ -140,7 +143,7 @@ impl Sink for InboxSink {
         if messages.is_empty() {
             return Ok(verdicts);
         }
-        match self.asked(lent.keeper.admit(&messages)).await {
+        match Self::asked(by, lent.keeper.admit(&messages)).await {
             Ok(_) => {
                 places.into_iter().for_each(|place| {
                     verdicts.judge(place, Verdict::Stored);
@@ -163,7 +166,7 @@ impl Sink for InboxSink {
             }
             let mut message = Message::clone(message);
             without_nul(&mut message);
-            match self.one(lent.keeper.as_ref(), &message).await {
+            match Self::one(lent.keeper.as_ref(), &message, by).await {
                 Ok(verdict) => {
                     any = true;
                     if verdict != Verdict::Stored {
@@ -185,8 +188,9 @@ impl Sink for InboxSink {
     }
 
     async fn probe(&self) -> Result<(), Unavailable> {
-        let (_turn, lent) = self.lent().await?;
-        self.asked(lent.keeper.filler()).await.map_err(|error| self.unavailable(error))?;
+        let by = Instant::now() + self.deadline;
+        let (_turn, lent) = self.lent(by).await?;
+        Self::asked(by, lent.keeper.filler()).await.map_err(|error| self.unavailable(error))?;
         *self.down() = None;
         Ok(())
     }

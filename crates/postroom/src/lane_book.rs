@@ -30,6 +30,8 @@ pub struct LaneBook<P> {
     next_token: u64,
     out: HashMap<Token, HandedOut>,
     lost: Vec<LostLane>,
+    /// Lanes that were lost under these epochs, and of which the store was not told that the one who had them lives.
+    outlived: Vec<Tenant>,
     /// The lane that is asked first next time.
     turn: usize,
     /// There is one claim at a time.
@@ -168,6 +170,7 @@ impl<P> Default for LaneBook<P> {
             next_token: 0,
             out: HashMap::new(),
             lost: Vec::new(),
+            outlived: Vec::new(),
             turn: 0,
             claims_begun: 0,
             claim_under_way: false,
@@ -340,6 +343,8 @@ impl<P: Clone> LaneBook<P> {
         if held {
             self.lanes.remove(&number);
             self.lost.push(LostLane { lane: number, before: Token(self.next_token) });
+            self.outlived.retain(|(lane, _)| *lane != number);
+            self.outlived.push((number, epoch));
             self.out.retain(|_, out| !(out.lane == number && out.epoch == epoch));
         }
         held
@@ -350,6 +355,18 @@ impl<P: Clone> LaneBook<P> {
         for (number, epoch) in self.held() {
             self.lose(number, epoch);
         }
+        // Epochs of another store mean nothing in this one.
+        self.outlived.clear();
+    }
+
+    /// Lanes that were lost, with their epochs. Where another relay has taken one as from a dead relay, that was no death.
+    pub fn outlived(&self) -> Vec<Tenant> {
+        self.outlived.clone()
+    }
+
+    /// The store was told of these.
+    pub fn forgiven(&mut self, told: &[Tenant]) {
+        self.outlived.retain(|lost| !told.contains(lost));
     }
 
     /// What these settlements leave in the store beside positions. `ordered`: the route keeps order within keys.
@@ -482,6 +499,7 @@ impl<P: Clone> LaneBook<P> {
         self.lanes.clear();
         self.out.clear();
         self.lost.clear();
+        self.outlived.clear();
     }
 
     fn lane_mut(&mut self, number: u16, epoch: i64) -> Option<&mut Lane<P>> {

@@ -454,4 +454,11 @@ pub(super) const BUGS: &[Bug] = &[
         test: &["--test", "receiving", "what_the_inbox_cannot_keep_fails_alone_and_a_store_that_is_away_is_told"],
         needs_bin: false,
     },
+    Bug {
+        name: "redis_goes_on_in_another_database",
+        breaks: "adds messages to another database than the one in the URL",
+        package: "postroom-brokers",
+        test: &["--test", "redis", "a_database_that_cannot_be_chosen_is_told_and_nothing_goes_into_another"],
+        needs_bin: false,
+    },
 ];

@@ -4,6 +4,17 @@ use super::Bug;
 
 pub(super) const BUGS: &[Bug] = &[
     Bug {
+        name: "postgres_blames_relays_that_live",
+        breaks: "takes relays for dead that could not renew a lease in time, and blames what they had in flight",
+        package: "postroom-postgres",
+        test: &[
+            "--test",
+            "store",
+            "a_relay_that_goes_on_takes_back_the_death_that_was_counted_when_its_lanes_were_taken",
+        ],
+        needs_bin: false,
+    },
+    Bug {
         name: "cursor_by_id",
         breaks: "reads by seq alone, without the late path",
         package: "postroom-postgres",

@@ -27,6 +27,7 @@ const EVIDENCE_FOR: Duration = Duration::from_secs(600);
 const DISTRUSTED_FOR: Duration = Duration::from_secs(600);
 /// A host that does not answer a question within this time may still take messages.
 const ANSWERS_HEAD_WITHIN: Duration = Duration::from_secs(5);
+const NOT_IN_TIME: &str = "not sent within the deadline of its batch";
 /// What is read of an answer's body, so that its connection can be used again; and for how long.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
@@ -126,7 +127,7 @@ impl HttpSink {
         }
         let left = by.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Outcome::Unsent("not sent within the deadline".to_owned());
+            return Outcome::Unsent(NOT_IN_TIME.to_owned());
         }
         let request = match self.request(url.clone(), message, left) {
             Ok(request) => request,
@@ -338,6 +339,12 @@ impl Sink for HttpSink {
                 Outcome::Judged(Verdict::Unknown(reason)) if is_silent_alone(place) => {
                     let reason =
                         format!("{reason}; whether the endpoint has it is not known, and others of the host answer");
+                    any = true;
+                    verdicts.judge(place, Verdict::failed(FailureKind::Busy, reason));
+                }
+                // Others have taken the time of the batch.
+                Outcome::Unsent(reason) if reason == NOT_IN_TIME && is_silent_alone(place) => {
+                    any = true;
                     verdicts.judge(place, Verdict::failed(FailureKind::Busy, reason));
                 }
                 Outcome::Judged(verdict) => {

@@ -75,9 +75,8 @@ pub(super) async fn of_subscription(options: &RedisSubscriptionOptions) -> Resul
                             "group {:?} of stream {stream:?} has the consumer {name:?}, which is not postroom's",
                             options.group
                         ),
-                        advice:
-                            "name another group, or delete that consumer when nobody uses it (`XGROUP DELCONSUMER`)"
-                                .to_owned(),
+                        advice: "name another group; if this one is postroom's, `postroom run` says how to put it back"
+                            .to_owned(),
                     });
                 }
                 match group.field("lag").and_then(Reply::number) {

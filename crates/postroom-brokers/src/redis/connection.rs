@@ -2,6 +2,7 @@
 //! (docs/decisions/0036 says why.)
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,8 +22,9 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// A server that has said nothing for three of them is gone.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 const HEARTBEATS_UNANSWERED_MAX: u32 = 2;
-/// Longest that one buffer may take.
+/// Longest that a part of a buffer may take.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(30);
+const WRITTEN_AT_ONCE: usize = 64 << 10;
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
@@ -35,6 +37,8 @@ pub(super) struct Connection {
 
 struct Shared {
     state: Mutex<State>,
+    /// Counts what the server has taken: a sign of life too, while something large is on its way to it.
+    taken: AtomicU64,
 }
 
 /// In one lock, so that requests wait for their answers in the order in which they are sent.
@@ -136,14 +140,16 @@ impl Connection {
         if address.database != 0 {
             greeting.add(["SELECT", &address.database.to_string()]);
         }
+        let asked = greeting.count;
         greeting.add(["PING"]);
         let required = greeting.count;
         // A user may not be allowed to, which is no reason to send nothing.
         greeting.add(["CLIENT", "SETNAME", name]);
         let answers = connection.send(greeting).answers(by).await;
-        let refused = answers.iter().take(required).find_map(|reply| match reply {
-            // Of a user who may not ask for it; everything else says what it needs by itself.
-            Reply::Error(error) if !error.starts_with("NOPERM") => Some(format!("the server refuses: {error}")),
+        let refused = answers.iter().take(required).enumerate().find_map(|(place, reply)| match reply {
+            // Without the right to it: another command says then that it is missing. In another database than meant, none would.
+            Reply::Error(error) if place >= asked && error.starts_with("NOPERM") => None,
+            Reply::Error(error) => Some(format!("the server refuses: {error}")),
             _ => None,
         });
         match refused {
@@ -158,7 +164,7 @@ impl Connection {
     fn over(stream: Box<dyn Stream>) -> Self {
         let (outgoing, to_write) = mpsc::unbounded_channel();
         let state = State { outgoing, waiting: VecDeque::new(), over: None };
-        let shared = Arc::new(Shared { state: Mutex::new(state) });
+        let shared = Arc::new(Shared { state: Mutex::new(state), taken: AtomicU64::new(0) });
         let (from, into) = tokio::io::split(stream);
         let reader = tokio::spawn(reading(from, shared.clone()));
         let writer = tokio::spawn(writing(into, to_write, shared.clone(), reader.abort_handle()));
@@ -256,17 +262,24 @@ async fn writing(
     reader: AbortHandle,
 ) {
     while let Some(bytes) = outgoing.recv().await {
-        let write = async {
-            into.write_all(&bytes).await?;
-            if outgoing.is_empty() { into.flush().await } else { Ok(()) }
-        };
-        let problem = match timeout(WRITTEN_WITHIN, write).await {
-            Ok(Ok(())) => continue,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("the server has taken nothing for {} s", WRITTEN_WITHIN.as_secs()),
-        };
-        shared.end(&problem);
-        break;
+        for some in bytes.chunks(WRITTEN_AT_ONCE) {
+            let problem = match timeout(WRITTEN_WITHIN, into.write_all(some)).await {
+                Ok(Ok(())) => {
+                    shared.taken.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                }
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => format!("the server has taken nothing for {} s", WRITTEN_WITHIN.as_secs()),
+            };
+            shared.end(&problem);
+            return reader.abort();
+        }
+        if outgoing.is_empty()
+            && let Err(error) = into.flush().await
+        {
+            shared.end(&error.to_string());
+            break;
+        }
     }
     reader.abort();
 }
@@ -275,7 +288,8 @@ async fn reading(mut from: impl AsyncRead + Unpin, shared: Arc<Shared>) {
     let mut heartbeat = tokio::time::interval(HEARTBEAT);
     heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     heartbeat.tick().await;
-    let (mut read, mut replies, mut unanswered) = (BytesMut::with_capacity(64 << 10), Replies::default(), 0);
+    let (mut read, mut replies) = (BytesMut::with_capacity(64 << 10), Replies::default());
+    let (mut unanswered, mut taken) = (0, 0);
     let why = 'over: loop {
         loop {
             match replies.next(&mut read) {
@@ -295,6 +309,10 @@ async fn reading(mut from: impl AsyncRead + Unpin, shared: Arc<Shared>) {
                 Err(error) => break 'over error.to_string(),
             },
             _ = heartbeat.tick() => {
+                let now = shared.taken.load(Ordering::Relaxed);
+                if std::mem::replace(&mut taken, now) != now {
+                    unanswered = 0;
+                }
                 if unanswered >= HEARTBEATS_UNANSWERED_MAX {
                     break 'over format!("the server has said nothing for {} s", (HEARTBEAT * (unanswered + 1)).as_secs());
                 }

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Keeps a consumer group that a session has taken, and moves it. KEYS: the stream. ARGV: the group, the note as it is, the note
 -- as it is to be, the place as it is, the place as it is to be, how many entries are before that (-1: nobody knows), and whether entries
 -- that all groups are behind are removed.

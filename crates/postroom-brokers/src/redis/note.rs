@@ -18,24 +18,29 @@ pub(super) struct Note {
     pub reserved: EntryId,
     /// The session; none: nobody receives.
     pub session: Option<String>,
+    /// Where the group is, and how many entries are before that (-1: nobody knows), for a person who has to put it back.
+    pub place: EntryId,
+    pub count: i64,
     /// Whose group it is; empty: that was not said.
     pub consumer: String,
 }
 
 impl Note {
     pub fn written(&self) -> String {
-        format!("{POSTROOM} {} {} {}", self.reserved, self.session.as_deref().unwrap_or(FREE), self.consumer)
+        let session = self.session.as_deref().unwrap_or(FREE);
+        format!("{POSTROOM} {} {session} {} {} {}", self.reserved, self.place, self.count, self.consumer)
     }
 
     pub fn read(name: &str) -> Option<Self> {
-        let mut words = name.splitn(4, ' ');
-        let [Some(POSTROOM), Some(reserved), Some(session), Some(consumer)] =
-            [words.next(), words.next(), words.next(), words.next()]
-        else {
-            return None;
-        };
-        let session = (session != FREE).then(|| session.to_owned());
-        Some(Self { reserved: EntryId::parse(reserved)?, session, consumer: consumer.to_owned() })
+        let words: Vec<&str> = name.splitn(6, ' ').collect();
+        let [POSTROOM, reserved, session, place, count, consumer] = words.as_slice() else { return None };
+        Some(Self {
+            reserved: EntryId::parse(reserved)?,
+            session: (*session != FREE).then(|| (*session).to_owned()),
+            place: EntryId::parse(place)?,
+            count: count.parse().ok()?,
+            consumer: (*consumer).to_owned(),
+        })
     }
 }
 
@@ -79,12 +84,20 @@ mod tests {
     fn notes_are_read_as_they_were_written() {
         let reserved = EntryId(1_700_000_001_000, 3);
         for note in [
-            Note { reserved, session: Some("0199-x".to_owned()), consumer: "billing of x".to_owned() },
-            Note { reserved, session: None, consumer: String::new() },
+            Note {
+                reserved,
+                session: Some("0199-x".to_owned()),
+                place: reserved,
+                count: 7,
+                consumer: "billing of x".to_owned(),
+            },
+            Note { reserved, session: None, place: EntryId(0, 0), count: -1, consumer: String::new() },
         ] {
             assert_eq!(Note::read(&note.written()), Some(note));
         }
-        for foreign in ["", "x", "postroom", "postroom 1-1 free", "postroom x free y", "worker-1 1-1 free y"] {
+        for foreign in
+            ["", "x", "postroom", "postroom 1-1 free", "postroom x free 1-1 7 y", "worker-1 1-1 free 1-1 7 y"]
+        {
             assert_eq!(Note::read(foreign), None, "{foreign}");
         }
     }

@@ -34,8 +34,9 @@ const READ_WAITS: Duration = Duration::from_secs(1);
 /// Most entries of one read: they may be much larger than those before.
 const READ_MAX: usize = 64;
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+const READ_WITHIN: Duration = Duration::from_secs(3_600);
 /// Entries that are all as large as the largest that was seen have no more bytes together than there is room for. Before one was seen:
-const LARGEST_AT_FIRST: u64 = 1 << 20;
+pub(super) const LARGEST_AT_FIRST: u64 = 1 << 20;
 
 /// Numbers the sessions of all subscriptions of this process.
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -46,6 +47,8 @@ pub(super) struct Session {
     held: StdMutex<Held>,
     /// Wakes the receiver.
     pub arrived: Notify,
+    /// Wakes whoever waits for its end.
+    ended: Notify,
     /// Wakes the task.
     changed: Notify,
 }
@@ -68,9 +71,10 @@ impl Session {
     pub async fn begin(
         address: &Address,
         options: &RedisSubscriptionOptions,
-        token: &str,
+        (token, largest): (&str, Arc<AtomicU64>),
     ) -> Result<Arc<Self>, String> {
-        let control = Connection::open(address, "postroom-inbox").await?;
+        let (control, reader) =
+            tokio::try_join!(Connection::open(address, "postroom-inbox"), Connection::open(address, "postroom-inbox"))?;
         let mut taken = Vec::with_capacity(options.streams.len());
         for stream in &options.streams {
             match take(&control, options, stream, token).await {
@@ -84,15 +88,14 @@ impl Session {
                 }
             }
         }
-        let reader = Connection::open(address, "postroom-inbox").await?;
         let number = SESSIONS.fetch_add(1, Ordering::Relaxed);
         let mut deliveries = Deliveries::new(number, options.prefetch, options.unsettled_bytes_max);
         for part in &mut taken {
             part.number = deliveries.begin(part.at, Place::behind(part.note.reserved, 0));
         }
         let held = Held { deliveries, is_left: false, over: None, is_gone: false };
-        let (arrived, changed) = (Notify::new(), Notify::new());
-        let session = Arc::new(Self { number, held: StdMutex::new(held), arrived, changed });
+        let (arrived, ended, changed) = (Notify::new(), Notify::new(), Notify::new());
+        let session = Arc::new(Self { number, held: StdMutex::new(held), arrived, ended, changed });
         let task = Task {
             session: session.clone(),
             options: options.clone(),
@@ -100,7 +103,7 @@ impl Session {
             parts: taken,
             turn: 0,
             fruitless: 0,
-            largest: LARGEST_AT_FIRST,
+            largest,
             looked: None,
         };
         tokio::spawn(task.run(reader));
@@ -132,7 +135,7 @@ impl Session {
     /// Waits until its task has ended.
     pub async fn gone(&self) {
         loop {
-            let heard = self.arrived.notified();
+            let heard = self.ended.notified();
             if lock(&self.held).is_gone {
                 return;
             }
@@ -174,12 +177,19 @@ async fn take(
     match text(0)?.as_str() {
         "taken" => {}
         "foreign" => {
-            return Err(format!(
-                "group {:?} has the consumer {:?}, which is not postroom's; name another group, or delete it when nobody uses it \
-                 (`XGROUP DELCONSUMER`)",
-                options.group,
-                text(1)?
-            ));
+            let (group, name, pending, place) = (&options.group, text(1)?, number(2)?, text(3)?);
+            return Err(if place.is_empty() {
+                format!(
+                    "group {group:?} has the consumer {name:?}, which is not postroom's, with {pending} entries that it has not acked; name another \
+                     group, or delete the consumer when nobody needs those (`XGROUP DELCONSUMER`)"
+                )
+            } else {
+                format!(
+                    "another program has read in group {group:?}, as consumer {name:?}, and was handed what is to come here; stop it, and put the \
+                     group back: `XGROUP DELCONSUMER {stream} {group} {name}`, then `XGROUP SETID {stream} {group} {place} ENTRIESREAD {}`",
+                    number(4)?.max(0)
+                )
+            });
         }
         "owner" => {
             return Err(format!("group {:?} belongs to consumer {:?}; name another group", options.group, text(1)?));
@@ -259,9 +269,9 @@ impl Part {
             None => (Place::behind(self.committed, -1), self.note.reserved),
         };
         let session = self.note.session.clone().filter(|_| is_kept);
-        let note = Note { reserved, session, consumer: self.note.consumer.clone() };
         let count = if self.is_counted && place.count >= 0 { place.count + self.uncounted } else { -1 };
         let to = place.read_up_to();
+        let note = Note { reserved, session, place: to, count, consumer: self.note.consumer.clone() };
         let arguments = [
             "EVAL".to_owned(),
             KEEP.to_owned(),
@@ -284,7 +294,10 @@ impl Part {
                 let to = all.get(1).and_then(Reply::text).unwrap_or_default();
                 Err(format!("somebody has moved the group to {to} (`XGROUP SETID`); it goes on from there"))
             }
-            "gone" => Err("somebody else has taken the group".to_owned()),
+            "gone" => Err(format!(
+                "somebody else has taken the group, or reads in it; it was behind {} (entries read: {})",
+                self.note.place, self.note.count
+            )),
             _ => Err("the server's answer has another shape".to_owned()),
         }
     }
@@ -325,10 +338,7 @@ type Reading = Pin<Box<dyn Future<Output = (Connection, Result<Reply, Unanswered
 
 /// What is read next.
 enum Next {
-    Entries {
-        command: Vec<String>,
-        waits: Duration,
-    },
+    Entries(Vec<String>),
     /// Nothing is on its way then, so what the server says of the streams can be compared with what was read.
     Look,
 }
@@ -341,8 +351,8 @@ struct Task {
     /// Which stream is read first where not all can be, and how many in a row had nothing.
     turn: usize,
     fruitless: usize,
-    /// Bytes of the largest entry of late.
-    largest: u64,
+    /// Bytes of the largest entry of late, for this session and those after it.
+    largest: Arc<AtomicU64>,
     /// When it was looked last what was removed.
     looked: Option<Instant>,
 }
@@ -358,6 +368,7 @@ impl Task {
         held.is_gone = true;
         drop(held);
         self.session.arrived.notify_one();
+        self.session.ended.notify_one();
     }
 
     /// Until nobody receives any more, or something fails.
@@ -369,7 +380,7 @@ impl Task {
                 && let Some(reader) = idle.take()
             {
                 match self.next() {
-                    Some(Next::Entries { command, waits }) => reading = Some(Box::pin(read(reader, command, waits))),
+                    Some(Next::Entries(command)) => reading = Some(Box::pin(read(reader, command))),
                     Some(Next::Look) => {
                         self.look(&reader).await?;
                         idle = Some(reader);
@@ -389,6 +400,10 @@ impl Task {
             tokio::select! {
                 (reader, came) = come => {
                     (reading, idle) = (None, Some(reader));
+                    if came.is_err() {
+                        // Whatever it was that could not be read: one at a time from now on.
+                        self.largest.store(u64::MAX, Ordering::Relaxed);
+                    }
                     self.take(came).await?;
                 }
                 () = self.session.changed.notified() => {}
@@ -448,7 +463,7 @@ impl Task {
         if room == 0 {
             return None;
         }
-        let fits = usize::try_from(bytes / self.largest.max(1)).unwrap_or(usize::MAX).max(1);
+        let fits = usize::try_from(bytes / self.largest.load(Ordering::Relaxed).max(1)).unwrap_or(usize::MAX).max(1);
         let (room, all) = (room.min(fits).min(READ_MAX), self.parts.len());
         // Where there is no room for an entry of each, some are read in turn; when none of them has any, all of them are waited for.
         let waits = room >= all || self.fruitless >= all;
@@ -463,7 +478,7 @@ impl Task {
         command.extend(some.iter().map(|part| part.at.read_up_to().to_string()));
         self.turn = (self.turn + count) % all;
         self.fruitless = self.fruitless.saturating_add(count);
-        Some(Next::Entries { command, waits: if waits { READ_WAITS } else { Duration::ZERO } })
+        Some(Next::Entries(command))
     }
 
     /// Looks what was removed before it was received.
@@ -490,7 +505,10 @@ impl Task {
         }
         drop(reply);
         let largest = entries.values().flatten().map(Entry::bytes).max();
-        self.largest = largest.map_or(self.largest, |largest| largest.max(self.largest / 2).max(1));
+        if let Some(largest) = largest {
+            let before = self.largest.load(Ordering::Relaxed);
+            self.largest.store(largest.max(before / 2).max(1), Ordering::Relaxed);
+        }
         let all = self.parts.len();
         let turn = self.turn;
         for index in (0..all).map(|index| (index + turn) % all) {
@@ -526,7 +544,8 @@ impl Task {
     }
 }
 
-async fn read(reader: Connection, command: Vec<String>, waits: Duration) -> (Connection, Result<Reply, Unanswered>) {
-    let reply = reader.ask(command, Instant::now() + waits + ANSWERS_WITHIN * 2).await;
+/// A reply may take as long as its bytes come; a server that says nothing at all is given up by the connection.
+async fn read(reader: Connection, command: Vec<String>) -> (Connection, Result<Reply, Unanswered>) {
+    let reply = reader.ask(command, Instant::now() + READ_WITHIN).await;
     (reader, reply)
 }

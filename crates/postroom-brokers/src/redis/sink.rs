@@ -62,7 +62,8 @@ impl RedisSink {
         Ok(connection)
     }
 
-    /// Nothing is added while its disk or its replicas could not confirm it: that would be added again and again.
+    /// Nothing is added while there are too few replicas, or no file on the disk: that would be added again and again. One that hangs is only
+    /// noticed by what is added.
     pub(super) async fn keeps(&self, connection: &Connection) -> Result<(), String> {
         let Some(waiting) = self.waiting() else { return Ok(()) };
         let reply = connection.ask(waiting, Instant::now() + WAITS_AT_MOST * 2).await;

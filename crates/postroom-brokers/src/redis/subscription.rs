@@ -1,5 +1,6 @@
 //! Receiving: what to receive, and what a receiver sees of a session.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex as StdMutex};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tokio::sync::Mutex;
 
 use super::address::Address;
 use super::entry;
-use super::session::{Session, lock};
+use super::session::{LARGEST_AT_FIRST, Session, lock};
 use crate::OpenSubscriptionError;
 
 /// A session that ends tells the server first.
@@ -111,6 +112,8 @@ pub struct RedisSubscription {
     opening: Mutex<()>,
     /// What its sessions are called at the server, of which there is one at a time.
     token: String,
+    /// Bytes of the largest entry of late.
+    largest: Arc<AtomicU64>,
     session: StdMutex<Option<Arc<Session>>>,
 }
 
@@ -127,7 +130,8 @@ impl RedisSubscription {
     pub fn new(options: RedisSubscriptionOptions) -> Result<Self, OpenSubscriptionError> {
         let address = options.opened().map_err(|problem| OpenSubscriptionError { kind: "redis", problem })?;
         let token = MessageId::new().to_string();
-        Ok(Self { options, address, opening: Mutex::default(), token, session: StdMutex::default() })
+        let largest = Arc::new(AtomicU64::new(LARGEST_AT_FIRST));
+        Ok(Self { options, address, opening: Mutex::default(), token, largest, session: StdMutex::default() })
     }
 
     fn unavailable(&self, error: impl Into<postroom::BoxError>) -> Unavailable {
@@ -146,7 +150,7 @@ impl RedisSubscription {
         if let Some(session) = lock(&self.session).clone() {
             return Ok(session);
         }
-        let session = Session::begin(&self.address, &self.options, &self.token)
+        let session = Session::begin(&self.address, &self.options, (&self.token, self.largest.clone()))
             .await
             .map_err(|problem| self.unavailable(problem))?;
         *lock(&self.session) = Some(session.clone());

@@ -88,6 +88,35 @@ async fn relays_that_die_are_counted_and_the_message_that_was_alone_is_told() {
     assert_eq!(deaths, 0, "a graceful end is no death");
 }
 
+/// A link to the store that is slow makes leases run out; that is no death, and no message is to blame.
+#[tokio::test]
+async fn a_relay_that_goes_on_takes_back_the_death_that_was_counted_when_its_lanes_were_taken() {
+    let database = prepared().await;
+    let client = database.connect().await;
+    let ids = enqueue(&client, Some("a"), 3).await;
+    let (one, _) = succeeds(&database, 1).await;
+    let (other, _) = succeeds(&database, 2).await;
+    let late =
+        "update postroom.lanes set expires_at = '-infinity'; update postroom.relays set expires_at = '-infinity'";
+    let (mut holds, mut waits) = (one, other);
+    let mut taken = 0;
+    // Each takes the lanes from the other in turn, and each goes on.
+    for _ in 0..10 {
+        client.batch_execute(late).await.unwrap();
+        let deaths = renew(&holds).await.deaths;
+        assert!(deaths < 3, "{deaths} relays are said to have died");
+        let claimed = holds.claim(SINGLE).await.unwrap().deliveries;
+        if let Some(delivery) = claimed.into_iter().next() {
+            let known = holds.note(delivery.token, true).await.unwrap();
+            assert!(known.deaths < 3, "I7: {known:?}");
+            assert_eq!(delivery.message.id, ids[0]);
+            taken += 1;
+        }
+        std::mem::swap(&mut holds, &mut waits);
+    }
+    assert!(taken >= 5, "{taken}");
+}
+
 #[tokio::test]
 async fn a_death_while_nothing_shows_that_the_sink_works_is_a_doubt_only() {
     let database = prepared().await;

@@ -197,6 +197,27 @@ impl LogSource {
 
     /// Takes the note off the message that travelled alone, if it is settled or, with none, in any case: a relay that dies now did
     /// not die over it. What is through is forgotten.
+    /// Takes back the deaths that were counted when lanes were taken from this relay, which lives.
+    async fn outlive(&self, generation: u64) {
+        let outlived = self.state().book.outlived();
+        if outlived.is_empty() {
+            return;
+        }
+        let (lanes, epochs): (Vec<i16>, Vec<i64>) = outlived.iter().map(|(lane, epoch)| (*lane as i16, *epoch)).unzip();
+        let told = self
+            .links
+            .leases
+            .call_within(self.route.lease / 2, generation, "say that this relay lives", async |session| {
+                let sql = include_str!("../sql/outlived.sql");
+                session.client.execute(sql, &[&self.route.name, &lanes, &epochs]).await
+            })
+            .await;
+        match told {
+            Ok(_) => self.state().book.forgiven(&outlived),
+            Err(error) => tracing::debug!(%error, "that this relay lives is said with the next renewal"),
+        }
+    }
+
     async fn unmark(&self, link: &Link, settlements: Option<&[Settlement]>) -> Result<(), StoreError> {
         let of = |marked: &Marked| {
             let settlement = settlements?.iter().find(|settlement| settlement.token == marked.token)?;
@@ -461,6 +482,7 @@ impl Source for LogSource {
                 state.book.renewed(&held, granted, deadline);
             }
         }
+        self.outlive(generation).await;
         let leaving = self.state().book.keep_to(share);
         if !leaving.is_empty() {
             self.give_back(generation, &leaving).await?;
