@@ -217,9 +217,26 @@ impl Member<'_> {
                 }
             }
         }
-        let committed = self.consumer.committed_offsets(partitions, ANSWERS_WITHIN).map_err(failed)?;
+        let committed = self.committed(&partitions).map_err(failed)?;
         let mut notes = committed.elements().into_iter().filter_map(|element| offsets::note(&element));
         notes.try_for_each(|note| self.belongs(&note))
+    }
+
+    /// What the group has committed. The broker that keeps the group may be just beginning to.
+    fn committed(&self, partitions: &TopicPartitionList) -> Result<TopicPartitionList, KafkaError> {
+        let since = Instant::now();
+        loop {
+            let found = self.consumer.committed_offsets(partitions.clone(), ANSWERS_WITHIN);
+            let code = found.as_ref().err().and_then(KafkaError::rdkafka_error_code);
+            let is_beginning = matches!(
+                code,
+                Some(Code::CoordinatorLoadInProgress | Code::CoordinatorNotAvailable | Code::NotCoordinator)
+            );
+            if !is_beginning || since.elapsed() >= ANSWERS_WITHIN || !self.session.is_wanted() {
+                return found;
+            }
+            self.session.alarm.wait(POLLED_EVERY);
+        }
     }
 
     fn belongs(&self, note: &Note) -> Result<(), String> {
@@ -389,7 +406,7 @@ impl Member<'_> {
     fn take(&mut self, partitions: &TopicPartitionList) -> Result<(), String> {
         let watcher = self.session.watcher.clone();
         let failed = |error: KafkaError| watcher.down().or_else(|| watcher.last()).unwrap_or_else(|| error.to_string());
-        let committed = self.consumer.committed_offsets(partitions.clone(), ANSWERS_WITHIN).map_err(&failed)?;
+        let committed = self.committed(partitions).map_err(&failed)?;
         let since = Instant::now();
         let mut found: Vec<(String, i32, Option<Committed>, i64, i64)> = Vec::new();
         for element in committed.elements() {
