@@ -101,7 +101,7 @@ async fn a_relay_that_goes_on_takes_back_the_death_that_was_counted_when_its_lan
     let (mut holds, mut waits) = (one, other);
     let mut taken = 0;
     // Each takes the lanes from the other in turn, and each goes on.
-    for _ in 0..10 {
+    for _ in 0..30 {
         client.batch_execute(late).await.unwrap();
         let deaths = renew(&holds).await.deaths;
         assert!(deaths < 3, "{deaths} relays are said to have died");
