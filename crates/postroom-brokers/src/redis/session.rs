@@ -211,7 +211,7 @@ async fn take(
             ));
         }
     }
-    let id = |index: usize| text(index)?.parse_id().ok_or_else(shape);
+    let id = |index: usize| EntryId::parse(&text(index)?).ok_or_else(shape);
     let (committed, entries_read) = (id(1)?, number(2)?);
     let note = Note::read(&text(3)?).ok_or_else(shape)?;
     let is_counted = entries_read >= 0;
@@ -234,16 +234,6 @@ async fn take(
     })
 }
 
-trait ParseId {
-    fn parse_id(&self) -> Option<EntryId>;
-}
-
-impl ParseId for String {
-    fn parse_id(&self) -> Option<EntryId> {
-        EntryId::parse(self)
-    }
-}
-
 fn told(error: Unanswered) -> String {
     match &error {
         Unanswered::Refused(said) if said.contains("unknown subcommand") || said.contains("nil") => {
@@ -255,7 +245,7 @@ fn told(error: Unanswered) -> String {
 }
 
 impl Part {
-    /// Tells the server how far this is; `reserved` and `free` as the note is to be.
+    /// Tells the server how far this is, and what may have been handed out (none: neither has changed); `is_kept` is false to give the group back.
     async fn keep(
         &self,
         control: &Connection,
