@@ -114,6 +114,7 @@ impl<P: Ord + Copy> Deliveries<P> {
     }
 
     /// How many bytes there is room for.
+    #[cfg(any(test, feature = "redis"))]
     pub fn bytes_room(&self) -> u64 {
         self.bytes_max.saturating_sub(self.bytes)
     }
