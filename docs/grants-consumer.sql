@@ -1,4 +1,5 @@
--- What a consumer needs in its own database: to claim messages, to keep those that wait, and to note versions. Consumers of one
+-- What a consumer needs in its own database: to claim messages, to keep those that wait, to note versions, and to see whether the schema
+-- is one that it knows. Consumers of one
 -- database see each other's messages: they trust each other, or have a database each.
 grant usage on schema postroom to app_consumer;
 grant execute on function
@@ -15,3 +16,4 @@ grant select, insert on postroom.inbox, postroom.dead_consume to app_consumer;
 grant select, insert, update, delete on postroom.inbox_messages, postroom.inbox_versions, postroom.inbox_clocks to app_consumer;
 grant usage on sequence postroom.inbox_claims to app_consumer;
 grant select, insert, update on postroom.inbox_fillers to app_consumer;
+grant select on postroom.migrations, postroom.settings to app_consumer;

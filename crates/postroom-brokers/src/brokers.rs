@@ -72,6 +72,11 @@ pub trait SinkOptions: Debug + Send + Sync {
     /// Looks whether messages could be sent with these options, and changes nothing; returns what was found.
     async fn check(&self) -> Result<String, CheckFailed>;
 
+    /// The most that a relay may have claimed and not covered by a saved position, for what the sink promises; none: any number.
+    fn in_flight_max(&self) -> Option<usize> {
+        None
+    }
+
     /// A name for what the sink creates where it is missing, by which a subscription finds it; none: nothing that could be received from.
     fn makes(&self) -> Option<String> {
         None

@@ -30,8 +30,26 @@ pub struct InboxSink {
     keepers: usize,
     shown: String,
     deadline: Duration,
-    /// Why the store could not be reached the last time.
-    down: Mutex<Option<String>>,
+    down: Mutex<Option<Down>>,
+}
+
+/// Why nothing was stored the last time.
+#[derive(Debug)]
+enum Down {
+    /// The store could not be reached.
+    Away(String),
+    /// It was reached, and stored nothing: that it can be reached says nothing new.
+    Refused(String),
+}
+
+impl Down {
+    fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+        let why = tidy_reason(chain(error));
+        match error.downcast_ref::<StoreError>() {
+            Some(StoreError::Refused { .. } | StoreError::Schema { .. }) => Self::Refused(why),
+            _ => Self::Away(why),
+        }
+    }
 }
 
 /// A keeper that one batch uses; it comes back when the batch ends or is dropped.
@@ -68,11 +86,11 @@ impl InboxSink {
 
     fn unavailable(&self, error: impl Into<postroom::BoxError>) -> Unavailable {
         let error = error.into();
-        *self.down() = Some(chain(error.as_ref()));
+        *self.down() = Some(Down::of(error.as_ref()));
         Unavailable::new(format!("the inbox in {}", self.shown), error)
     }
 
-    fn down(&self) -> std::sync::MutexGuard<'_, Option<String>> {
+    fn down(&self) -> std::sync::MutexGuard<'_, Option<Down>> {
         self.down.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -177,7 +195,7 @@ impl Sink for InboxSink {
                 // It is about none of them: the store is away, or has changed its mind about this program.
                 Err(error) if any => {
                     let why = tidy_reason(chain(&error));
-                    *self.down() = Some(why.clone());
+                    *self.down() = Some(Down::of(&error));
                     verdicts.judge(place, Verdict::Unknown(why));
                     return Ok(verdicts);
                 }
@@ -191,13 +209,17 @@ impl Sink for InboxSink {
         let by = Instant::now() + self.deadline;
         let (_turn, lent) = self.lent(by).await?;
         Self::asked(by, lent.keeper.filler()).await.map_err(|error| self.unavailable(error))?;
-        *self.down() = None;
+        self.down().take_if(|down| matches!(down, Down::Away(_)));
         Ok(())
     }
 
     fn disconnected(&self) -> Option<String> {
-        let down = self.down();
-        Some(format!("the inbox in {} could not be reached: {}", self.shown, down.as_ref()?))
+        match self.down().as_ref()? {
+            Down::Away(why) => Some(format!("the inbox in {} could not be reached: {why}", self.shown)),
+            Down::Refused(why) => {
+                Some(format!("the inbox in {} did not store what it was last sent: {why}", self.shown))
+            }
+        }
     }
 
     async fn close(&self) {}

@@ -23,6 +23,15 @@ pub fn connect(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
+/// Device and inode of a file.
+pub(crate) type FileId = (u64, u64);
+
+/// Which file a path names now. One that was replaced is another.
+pub(crate) fn file_at(path: &Path) -> Option<FileId> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).ok().map(|about| (about.dev(), about.ino()))
+}
+
 /// Creates the file for its owner alone, if it is not there: SQLite would let everybody read it. Its journals get the same rights.
 pub(crate) fn create_private(path: &Path) -> Result<(), StoreError> {
     use std::os::unix::fs::OpenOptionsExt;

@@ -6,6 +6,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
 use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::{Offset, TopicPartitionList};
@@ -113,7 +114,7 @@ impl AuditTopic {
         gone.expect("an answer").remove(0).expect("a topic");
     }
 
-    /// All that it has, partition by partition, in order.
+    /// All that it has, partition by partition, in order; of transactions what they have committed.
     ///
     /// # Panics
     /// If it cannot be read.
@@ -125,6 +126,8 @@ impl AuditTopic {
     fn read_now(&self) -> Vec<Stored> {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", &self.brokers).set("group.id", "audit").set("enable.auto.commit", "false");
+        // The end of a partition may be a record that ends a transaction, which nobody is shown.
+        config.set("enable.partition.eof", "true");
         let consumer: BaseConsumer = config.create().expect("a consumer");
         let metadata = consumer.fetch_metadata(Some(&self.name), WITHIN).expect("the topic");
         let partitions: Vec<i32> = metadata.topics()[0].partitions().iter().map(|partition| partition.id()).collect();
@@ -141,7 +144,11 @@ impl AuditTopic {
             loop {
                 assert!(since.elapsed() < WITHIN, "partition {partition} of {} cannot be read", self.name);
                 let Some(found) = consumer.poll(Duration::from_millis(200)) else { continue };
-                let found = found.expect("a record");
+                let found = match found {
+                    Err(KafkaError::PartitionEOF(ended)) if ended == partition => break,
+                    Err(KafkaError::PartitionEOF(_)) => continue,
+                    found => found.expect("a record"),
+                };
                 if found.partition() != partition {
                     continue;
                 }

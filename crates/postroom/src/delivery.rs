@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::message::{Message, MessageId};
+use crate::operation::OperationId;
 use crate::words::words;
 
 /// Names a delivery within the source that handed it out; meaningless anywhere else.
@@ -41,6 +42,8 @@ pub struct Delivery {
     pub doubts: u32,
     /// Why it can never be sent: its row could not be read completely. It becomes a dead letter.
     pub unreadable: Option<String>,
+    /// The operation that sends it once more, after it had been sent. None as well where that operation is not known any more.
+    pub replay: Option<OperationId>,
     /// The message itself; the sink gets this same copy.
     pub message: Arc<Message>,
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::delivery::{Change, Delivery, Entry, Origin, Settlement, Token};
 use crate::message::{Message, MessageId};
+use crate::operation::OperationId;
 use crate::source::LostLane;
 use crate::watermark::{ReadId, Watermark};
 
@@ -124,6 +125,8 @@ pub struct Found {
     pub doubts: u32,
     /// As in [`Delivery`].
     pub unreadable: Option<String>,
+    /// As in [`Delivery`].
+    pub replay: Option<OperationId>,
     /// The message itself.
     pub message: Message,
 }
@@ -507,7 +510,7 @@ impl<P: Clone> LaneBook<P> {
     }
 
     fn hand_out(&mut self, (lane, epoch): Tenant, found: Found, read: Option<ReadId>) -> Delivery {
-        let Found { seq, key, attempts, scheduled, behind, deaths, doubts, unreadable, message } = found;
+        let Found { seq, key, attempts, scheduled, behind, deaths, doubts, unreadable, replay, message } = found;
         let token = Token(self.next_token);
         self.next_token += 1;
         self.out.insert(token, HandedOut { lane, epoch, seq, id: message.id, key, read });
@@ -522,6 +525,7 @@ impl<P: Clone> LaneBook<P> {
             deaths,
             doubts,
             unreadable,
+            replay,
             message: Arc::new(message),
         }
     }
@@ -543,8 +547,8 @@ mod tests {
     fn found(seq: i64) -> Found {
         let message = Message::new("orders", "order.placed", "x");
         let (attempts, deaths, doubts) = (0, 0, 0);
-        let (scheduled, behind, unreadable) = (false, false, None);
-        Found { seq, key: None, attempts, scheduled, behind, deaths, doubts, unreadable, message }
+        let (scheduled, behind, unreadable, replay) = (false, false, None, None);
+        Found { seq, key: None, attempts, scheduled, behind, deaths, doubts, unreadable, replay, message }
     }
 
     fn read(book: &mut LaneBook<i64>, asked: &Asked<i64>, rows: i64) -> Vec<Delivery> {

@@ -101,7 +101,7 @@ pub use retention::{Part, Removed, Retention, Sweep, TopicRetention};
 pub use retry::{AttemptLimit, Disposition, RetryPolicy, decide, tidy_reason};
 pub use route::{Route, RouteChange, RouteSettings, ShownRoute};
 pub use shards::{InvalidShards, NoShard, Shards};
-pub use sink::{Batch, Sink, SinkLimits};
+pub use sink::{Batch, Sink, SinkLimits, Way};
 pub use source::{Claimed, LostLane, Noted, Report, Settled, Source, Standing, Want};
 pub use status::{
     InboxStatus, LinkStatus, LinkTrouble, ReconciledStatus, RouteStatus, StoreStatus, UnroutedTopic, WorkerStatus,

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 
 use crate::error::Unavailable;
 use crate::message::Message;
+use crate::operation::OperationId;
 use crate::verdict::Verdicts;
 
 /// Messages published together, in this order. With [`crate::Order::Key`] no two of them share a key; with
@@ -13,12 +14,33 @@ use crate::verdict::Verdicts;
 #[derive(Debug)]
 pub struct Batch {
     messages: Vec<Arc<Message>>,
+    ways: Vec<Way>,
+}
+
+/// How a message came to be published, for sinks that recognise what they have stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Way {
+    /// Its lane: relays that share a route have different lanes. The lane of a message does not change.
+    pub lane: u16,
+    /// The operation that sends it once more, although it was sent.
+    pub replay: Option<OperationId>,
 }
 
 impl Batch {
     /// A batch of these messages.
     pub fn new<M: Into<Arc<Message>>>(messages: impl IntoIterator<Item = M>) -> Self {
-        Self { messages: messages.into_iter().map(Into::into).collect() }
+        Self::of(messages.into_iter().map(|message| (message.into(), Way::default())))
+    }
+
+    /// A batch of these messages, each with its way.
+    pub fn of(messages: impl IntoIterator<Item = (Arc<Message>, Way)>) -> Self {
+        let (messages, ways) = messages.into_iter().unzip();
+        Self { messages, ways }
+    }
+
+    /// How each message came, in the same order.
+    pub fn ways(&self) -> &[Way] {
+        &self.ways
     }
 
     /// The messages.

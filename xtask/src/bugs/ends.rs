@@ -461,4 +461,25 @@ pub(super) const BUGS: &[Bug] = &[
         test: &["--test", "redis", "a_database_that_cannot_be_chosen_is_told_and_nothing_goes_into_another"],
         needs_bin: false,
     },
+    Bug {
+        name: "kafka_begins_without_the_ledger",
+        breaks: "publishes again what the relay before has committed",
+        package: "postroom-brokers",
+        test: &["--test", "kafka_transactions", "what_another_relay_has_stored_is_not_stored_again"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "kafka_takes_doubt_for_committed",
+        breaks: "takes messages for stored whose transaction was not committed",
+        package: "postroom-brokers",
+        test: &["--test", "kafka_transactions", "through_kills_of_the_broker_every_message_is_there_once_and_in_order"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "kafka_takes_a_replay_for_the_first_time",
+        breaks: "takes a replayed message for one that was stored",
+        package: "postroom-brokers",
+        test: &["--test", "kafka_transactions", "a_replay_is_stored_although_the_ledger_lists_the_message"],
+        needs_bin: false,
+    },
 ];

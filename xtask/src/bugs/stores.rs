@@ -481,4 +481,32 @@ pub(super) const BUGS: &[Bug] = &[
         test: &["--test", "store", "operator::a_letter_that_the_position_has_not_passed_is_not_discarded"],
         needs_bin: false,
     },
+    Bug {
+        name: "postgres_does_not_say_what_is_replayed",
+        breaks: "does not tell a sink that a message is sent once more on purpose",
+        package: "postroom-postgres",
+        test: &["--test", "store", "what_is_replayed_says_of_which_operation_it_is"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "postgres_takes_left_out_rows_for_kept",
+        breaks: "takes a message for kept that a trigger has left out",
+        package: "postroom-postgres",
+        test: &["--test", "store", "a_row_that_a_trigger_leaves_out_is_an_error"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "sqlite_commits_to_a_file_that_is_gone",
+        breaks: "takes for stored what was written to a file that was replaced meanwhile",
+        package: "postroom-sqlite",
+        test: &["--test", "transaction", "nothing_is_committed_to_a_file_that_was_replaced_or_removed"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "sqlite_keeps_a_file_that_was_replaced",
+        breaks: "writes to a file that is not there any more",
+        package: "postroom-sqlite",
+        test: &["--test", "transaction", "nothing_is_committed_to_a_file_that_was_replaced_or_removed"],
+        needs_bin: false,
+    },
 ];

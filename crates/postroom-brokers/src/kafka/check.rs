@@ -7,11 +7,12 @@ use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifie
 use rdkafka::client::{Client, DefaultClientContext};
 use rdkafka::error::RDKafkaErrorCode as Code;
 use rdkafka::metadata::Metadata;
+use rdkafka::producer::Producer as _;
 use tokio::task::spawn_blocking;
 
 use super::address::Address;
 use super::client::{self, Watcher};
-use super::{KafkaOptions, KafkaSubscriptionOptions};
+use super::{ExactlyOnce, KafkaOptions, KafkaSubscriptionOptions, transactions};
 use crate::{CheckFailed, Hazard};
 
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
@@ -39,7 +40,10 @@ struct Cluster {
 pub(super) async fn of_sink(options: &KafkaOptions) -> Result<String, CheckFailed> {
     let opened = options.opened().map_err(unusable)?;
     let cluster = cluster(&opened.address, opened.topic.fixed()).await?;
-    let brokers = counted(cluster.brokers, "broker");
+    let mut brokers = counted(cluster.brokers, "broker");
+    if let Some(exactly_once) = &opened.exactly_once {
+        brokers = format!("{}; {brokers}", of_transactions(options, &opened.address, exactly_once).await?);
+    }
     let encrypted = if opened.address.is_encrypted { "encrypted with TLS" } else { "not encrypted" };
     let Some(wanted) = opened.topic.fixed() else {
         let topics = counted(cluster.topics.len(), "topic");
@@ -52,6 +56,33 @@ pub(super) async fn of_sink(options: &KafkaOptions) -> Result<String, CheckFaile
     let partitions = counted(topic.partitions, "partition");
     let replicas = counted(topic.replicas, "replica");
     Ok(format!("topic {wanted:?} has {partitions} with {replicas}; {brokers}, the connection is {encrypted}"))
+}
+
+/// Whether transactions can be begun, in the name of nobody else, and have a ledger.
+async fn of_transactions(
+    options: &KafkaOptions,
+    address: &Address,
+    exactly_once: &ExactlyOnce,
+) -> Result<String, CheckFailed> {
+    let ledger = &exactly_once.ledger;
+    let cluster = cluster(address, Some(ledger)).await?;
+    let found = cluster.topics.iter().find(|topic| topic.name == *ledger);
+    let partitions = found.map(|topic| counted(topic.partitions, "partition")).ok_or_else(|| CheckFailed {
+        problem: format!("the ledger, topic {ledger:?}, does not exist"),
+        advice: transactions::create_ledger(ledger),
+    })?;
+    let id = format!("{}-check", exactly_once.transactional_id);
+    let producer = client::transactional(address, options, Watcher::default(), &id);
+    let producer = producer.map_err(|problem| failed(address, &problem))?;
+    let begun = spawn_blocking(move || {
+        let begun = producer.init_transactions(ANSWERS_WITHIN);
+        begun.map_err(|error| (format!("begin transactions as {id:?}: {error}"), transactions::advice(&error, &id)))
+    });
+    match begun.await {
+        Ok(Ok(())) => Ok(format!("in transactions, with ledger {ledger:?} of {partitions}")),
+        Ok(Err((problem, advice))) => Err(CheckFailed { problem, advice }),
+        Err(error) => Err(failed(address, &error.to_string())),
+    }
 }
 
 /// What a subscription receives from.

@@ -54,6 +54,25 @@ pub(super) fn config(address: &Address) -> Result<ClientConfig, String> {
 
 /// Sends what it is given in order, each message once, or says within the deadline that it does not know.
 pub(super) fn producer(address: &Address, options: &KafkaOptions, watcher: Watcher) -> Result<Producer, String> {
+    publishing(address, options)?.create_with_context(watcher).map_err(|error| error.to_string())
+}
+
+/// The same in transactions of this id, of which there is one producer at a time: the brokers refuse an older one.
+pub(super) fn transactional(
+    address: &Address,
+    options: &KafkaOptions,
+    watcher: Watcher,
+    transactional_id: &str,
+) -> Result<Producer, String> {
+    let mut config = publishing(address, options)?;
+    config.set("transactional.id", transactional_id);
+    // What a producer leaves open when it dies holds up readers for so long, unless another one takes its place.
+    let open_ms = options.publish_deadline_seconds.saturating_mul(1000).saturating_add(10_000);
+    config.set("transaction.timeout.ms", open_ms.to_string());
+    config.create_with_context(watcher).map_err(|error| error.to_string())
+}
+
+fn publishing(address: &Address, options: &KafkaOptions) -> Result<ClientConfig, String> {
     let deadline_ms = options.publish_deadline_seconds.saturating_mul(1000);
     let mut config = config(address)?;
     config.set("acks", "all").set("enable.idempotence", "true");
@@ -74,7 +93,7 @@ pub(super) fn producer(address: &Address, options: &KafkaOptions, watcher: Watch
         Compression::Snappy => "snappy",
     };
     config.set("compression.type", compression);
-    config.create_with_context(watcher).map_err(|error| error.to_string())
+    Ok(config)
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -4,7 +4,8 @@
 //!   broker said what is wrong with it.
 //! - The key of a message is the key of its record, so that all messages of a key are in one partition, in their order. The client sends again
 //!   by itself within the deadline, and the brokers recognise what they have (`enable.idempotence`): neither changes the order nor repeats.
-//! - What was unknown is published again by the relay, and may then be there twice: Kafka does not look at message ids.
+//! - What was unknown is published again by the relay, and may then be there twice: Kafka does not look at message ids. In transactions
+//!   ([`KafkaTransactionsSink`]) it is there once for readers of committed messages.
 //! - A topic that does not exist is not created by publishing to it, whatever the broker's settings.
 //! - Offsets are committed only behind what is settled. A partition that goes to another member takes its unsettled deliveries along.
 
@@ -14,11 +15,14 @@ mod check;
 mod client;
 mod context;
 mod group;
+mod ledger;
 mod offsets;
 mod progress;
 mod record;
 mod sink;
 mod subscription;
+mod topics;
+mod transactions;
 
 use std::sync::Arc;
 
@@ -35,6 +39,7 @@ use address::Address;
 
 pub use sink::KafkaSink;
 pub use subscription::{KafkaSubscription, KafkaSubscriptionOptions};
+pub use transactions::KafkaTransactionsSink;
 
 /// `[routes.sink]` with `kind = "kafka"`.
 #[derive(Clone, Deserialize)]
@@ -58,6 +63,13 @@ pub struct KafkaOptions {
     /// Seconds after which an unconfirmed message counts as unknown; 30 by default.
     #[serde(default = "default_deadline")]
     pub publish_deadline_seconds: u64,
+    /// Publish in transactions, so that readers of committed messages (`isolation.level=read_committed`) get each message once, also when a
+    /// relay dies: what the transactional ids of this route begin with, one for each lane. No other route may use it. Needs `ledger`.
+    #[serde(default)]
+    pub transactional_id: Option<String>,
+    /// The topic in which each transaction lists its messages. It must exist.
+    #[serde(default)]
+    pub ledger: Option<String>,
 }
 
 /// How batches are compressed on their way to the brokers, and stored there.
@@ -87,6 +99,10 @@ const BATCH_MESSAGES_MAX: u64 = 10_000;
 const BATCHES_MAX: u64 = 100;
 /// A day; the client accepts up to 24 days.
 const DEADLINE_MAX_SECONDS: u64 = 86_400;
+/// Brokers accept transactions of up to 15 minutes (`transaction.max.timeout.ms`).
+const TRANSACTION_MAX_SECONDS: u64 = 600;
+/// With the number of a lane behind it, it is a name in the ledger.
+const TRANSACTIONAL_ID_BYTES_MAX: usize = 200;
 
 fn default_topic() -> String {
     "{topic}".to_owned()
@@ -119,9 +135,12 @@ pub const BROKER: Broker = Broker {
 #[async_trait]
 impl SinkOptions for KafkaOptions {
     fn open(&self) -> Result<Arc<dyn Sink>, OpenSinkError> {
-        let sink = KafkaSink::new(self.clone())?;
+        let sink: Arc<dyn Sink> = match self.transactional_id {
+            Some(_) => Arc::new(KafkaTransactionsSink::new(self.clone())?),
+            None => Arc::new(KafkaSink::new(self.clone())?),
+        };
         warn_if_in_clear(&self.url);
-        Ok(Arc::new(sink))
+        Ok(sink)
     }
 
     fn shown(&self) -> String {
@@ -130,6 +149,10 @@ impl SinkOptions for KafkaOptions {
 
     async fn check(&self) -> Result<String, CheckFailed> {
         check::of_sink(self).await
+    }
+
+    fn in_flight_max(&self) -> Option<usize> {
+        self.transactional_id.is_some().then_some(ledger::IN_FLIGHT_MAX)
     }
 
     async fn hazards(&self) -> Result<Vec<Hazard>, CheckFailed> {
@@ -177,6 +200,8 @@ impl KafkaOptions {
             batch_messages_max: default_batch(),
             batches_in_flight_max: default_batches(),
             publish_deadline_seconds: default_deadline(),
+            transactional_id: None,
+            ledger: None,
         }
     }
 
@@ -196,7 +221,34 @@ impl KafkaOptions {
             Some(topic) => record::check_topic(topic)?,
             None => topic.texts().try_for_each(record::check_part)?,
         }
-        Ok(Opened { address, topic })
+        let exactly_once = self.exactly_once(&topic)?;
+        Ok(Opened { address, topic, exactly_once })
+    }
+
+    fn exactly_once(&self, topic: &Template) -> Result<Option<ExactlyOnce>, String> {
+        let (transactional_id, ledger) = match (&self.transactional_id, &self.ledger) {
+            (None, None) => return Ok(None),
+            (Some(id), Some(ledger)) => (id.clone(), ledger.clone()),
+            (Some(_), None) => {
+                return Err(
+                    "transactional_id needs a ledger, the topic in which transactions list their messages".to_owned()
+                );
+            }
+            (None, Some(_)) => return Err("a ledger needs a transactional_id".to_owned()),
+        };
+        if transactional_id.is_empty() || transactional_id.len() > TRANSACTIONAL_ID_BYTES_MAX {
+            return Err(format!("transactional_id must have 1 to {TRANSACTIONAL_ID_BYTES_MAX} bytes"));
+        }
+        record::check_topic(&ledger).map_err(|problem| format!("ledger: {problem}"))?;
+        if topic.fixed() == Some(ledger.as_str()) {
+            return Err("the ledger must be a topic of its own".to_owned());
+        }
+        if self.publish_deadline_seconds > TRANSACTION_MAX_SECONDS {
+            return Err(format!(
+                "with a transactional_id, publish_deadline_seconds must be between 1 and {TRANSACTION_MAX_SECONDS}"
+            ));
+        }
+        Ok(Some(ExactlyOnce { transactional_id, ledger }))
     }
 }
 
@@ -204,4 +256,12 @@ impl KafkaOptions {
 struct Opened {
     address: Address,
     topic: Template,
+    exactly_once: Option<ExactlyOnce>,
+}
+
+/// How messages are published once.
+#[derive(Debug, Clone)]
+struct ExactlyOnce {
+    transactional_id: String,
+    ledger: String,
 }

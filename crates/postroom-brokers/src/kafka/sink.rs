@@ -1,7 +1,7 @@
 //! Publishing: each message has its own delivery report.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,17 +16,14 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::client::{self, Producer, Watcher};
+use super::topics::{self, Topic, Topics};
 use super::{KafkaOptions, Opened, address, record};
 use crate::OpenSinkError;
 
 /// A batch is in memory twice while it is on its way.
 const BATCH_BYTES_MAX: usize = 16 << 20;
-/// How long the number of a topic's partitions is taken for what it was.
-const TOPIC_KNOWN_FOR: Duration = Duration::from_secs(60);
 /// The client reports a message that ran out of time a little later.
-const GRACE: Duration = Duration::from_secs(5);
-/// A broker that has not said so much about a topic by then is not there.
-const METADATA_WITHIN: Duration = Duration::from_secs(10);
+pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// Publishes to topics of one cluster.
 pub struct KafkaSink {
@@ -38,24 +35,7 @@ pub struct KafkaSink {
     company: RwLock<()>,
     producer: Mutex<Option<Arc<Producer>>>,
     watcher: Watcher,
-    topics: std::sync::Mutex<HashMap<String, Known>>,
-}
-
-/// What was found of a topic.
-#[derive(Clone, Copy)]
-struct Known {
-    topic: Topic,
-    /// None: to be asked again before the next message.
-    at: Option<Instant>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Topic {
-    Missing,
-    /// With so many partitions.
-    There(usize),
-    /// The user may not see it.
-    Hidden,
+    topics: Topics,
 }
 
 impl KafkaSink {
@@ -64,7 +44,7 @@ impl KafkaSink {
         let opened = options.opened().map_err(|problem| OpenSinkError { kind: "kafka", problem })?;
         let turns = Semaphore::new(options.batches_in_flight_max);
         let shown = address::shown(&options.url);
-        let (producer, watcher, topics) = (Mutex::default(), Watcher::default(), std::sync::Mutex::default());
+        let (producer, watcher, topics) = (Mutex::default(), Watcher::default(), Topics::default());
         let company = RwLock::default();
         Ok(Self { options, opened, shown, turns, company, producer, watcher, topics })
     }
@@ -78,7 +58,7 @@ impl KafkaSink {
     }
 
     /// A producer; a new one where there is none. It connects by itself.
-    async fn producer(&self) -> Result<Arc<Producer>, Unavailable> {
+    pub(super) async fn producer(&self) -> Result<Arc<Producer>, Unavailable> {
         let mut slot = self.producer.lock().await;
         if let Some(producer) = slot.as_ref() {
             return Ok(producer.clone());
@@ -98,44 +78,12 @@ impl KafkaSink {
         end(producer.clone());
     }
 
-    fn topics(&self) -> MutexGuard<'_, HashMap<String, Known>> {
-        self.topics.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether a topic is there; asked again after a minute, and each time while it is missing.
-    async fn topic(&self, producer: &Arc<Producer>, name: &str) -> Result<Topic, Unavailable> {
-        let known = self.topics().get(name).copied();
-        let is_fresh = |known: &Known| known.at.is_some_and(|at| at.elapsed() < TOPIC_KNOWN_FOR);
-        if let Some(known) = known.filter(is_fresh) {
-            return Ok(known.topic);
-        }
-        let (asked, wanted) = (producer.clone(), name.to_owned());
-        let within = METADATA_WITHIN.min(self.deadline());
-        let asking = spawn_blocking(move || find_topic(&asked, &wanted, within));
-        // The call has a limit of its own; this one is for a client that forgets it.
-        let topic = match timeout(within + GRACE, asking).await {
-            Ok(Ok(found)) => found.map_err(|problem| self.unavailable(self.watcher.down().unwrap_or(problem)))?,
-            Ok(Err(error)) => return Err(self.unavailable(error)),
-            Err(_) => return Err(self.unavailable("its client does not answer")),
-        };
+    /// Whether a topic is there.
+    pub(super) async fn topic(&self, producer: &Arc<Producer>, name: &str) -> Result<Topic, Unavailable> {
+        let found = self.topics.find(producer, name, self.deadline()).await;
+        let found = found.map_err(|problem| self.unavailable(self.watcher.down().unwrap_or(problem)))?;
         self.watcher.is_up();
-        if let (Some(Topic::There(before)), Topic::There(now)) = (known.map(|known| known.topic), topic)
-            && before != now
-        {
-            tracing::warn!(
-                topic = name,
-                before,
-                now,
-                "the topic has another number of partitions: a key may be in another one now, where nothing keeps its messages behind those \
-                 in the old one"
-            );
-        }
-        // What is missing is asked for again each time, and not remembered: messages may name any number of topics.
-        match topic {
-            Topic::Missing => self.topics().remove(name),
-            _ => self.topics().insert(name.to_owned(), Known { topic, at: Some(Instant::now()) }),
-        };
-        Ok(topic)
+        Ok(found)
     }
 
     /// Hands over all messages that can be sent. Returns what will be reported, by the place in the batch.
@@ -242,7 +190,8 @@ async fn nothing_in_flight(producer: &Producer, by: Instant) -> bool {
     true
 }
 
-fn send(producer: &Producer, topic: &str, message: &Message) -> Result<DeliveryFuture, KafkaError> {
+/// Hands it to the client, which reports what became of it.
+pub(super) fn send(producer: &Producer, topic: &str, message: &Message) -> Result<DeliveryFuture, KafkaError> {
     let headers = record::headers(message);
     let mut written = OwnedHeaders::new_with_capacity(headers.len());
     for (name, value) in &headers {
@@ -256,22 +205,8 @@ fn send(producer: &Producer, topic: &str, message: &Message) -> Result<DeliveryF
     producer.send_result(record).map_err(|(error, _)| error)
 }
 
-/// Blocks.
-fn find_topic(producer: &Producer, name: &str, within: Duration) -> Result<Topic, String> {
-    let metadata = producer.client().fetch_metadata(Some(name), within).map_err(|error| error.to_string())?;
-    let found = metadata.topics().iter().find(|found| found.name() == name);
-    let found = found.ok_or_else(|| format!("the brokers say nothing about topic {name:?}"))?;
-    match found.error().map(Code::from) {
-        None => Ok(Topic::There(found.partitions().len())),
-        Some(Code::UnknownTopicOrPartition | Code::UnknownTopic) => Ok(Topic::Missing),
-        // The message is published all the same, so that the broker's refusal is a verdict on it.
-        Some(Code::TopicAuthorizationFailed) => Ok(Topic::Hidden),
-        Some(code) => Err(format!("topic {name:?}: {code}")),
-    }
-}
-
 /// Ends a producer without waiting for its threads: nothing that it still has is sent.
-fn end(producer: Arc<Producer>) {
+pub(super) fn end(producer: Arc<Producer>) {
     let end = move || {
         client::purge(&producer);
         drop(producer);
@@ -282,7 +217,7 @@ fn end(producer: Arc<Producer>) {
 }
 
 /// A broker refuses a whole batch because of one message in it, or because of its size, and does not say which.
-fn is_about_a_batch(code: Code) -> bool {
+pub(super) fn is_about_a_batch(code: Code) -> bool {
     matches!(
         code,
         Code::MessageSizeTooLarge
@@ -294,7 +229,7 @@ fn is_about_a_batch(code: Code) -> bool {
 }
 
 /// What a report means. `alone`: no other message can have been in the same request.
-fn verdict(error: &KafkaError, topic: &str, alone: bool) -> Verdict {
+pub(super) fn verdict(error: &KafkaError, topic: &str, alone: bool) -> Verdict {
     let unknown = || Verdict::Unknown(error.to_string());
     let KafkaError::MessageProduction(code) = error else { return unknown() };
     let about = |kind, reason: String| Verdict::failed(kind, reason);
@@ -392,7 +327,7 @@ impl Sink for KafkaSink {
             self.watcher.is_up();
         } else {
             // What was known of topics may not be so any more.
-            self.topics().values_mut().for_each(|known| known.at = None);
+            self.topics.ask_again();
         }
         if let Some((code, reason)) = producer.client().fatal_error() {
             tracing::warn!(%code, reason, "the Kafka producer is ended and made anew");
@@ -413,7 +348,7 @@ impl Sink for KafkaSink {
     async fn probe(&self) -> Result<(), Unavailable> {
         let producer = self.producer().await?;
         let Some(topic) = self.opened.topic.fixed() else {
-            let within = METADATA_WITHIN.min(self.deadline());
+            let within = topics::WITHIN.min(self.deadline());
             let asked = producer.clone();
             let asking = spawn_blocking(move || asked.client().fetch_metadata(None, within).map(drop));
             let answered = timeout(within + GRACE, asking).await;
@@ -428,7 +363,7 @@ impl Sink for KafkaSink {
             };
         };
         // Asked anew, and compared with what it was.
-        self.topics().entry(topic.to_owned()).and_modify(|known| known.at = None);
+        self.topics.ask_again();
         match self.topic(&producer, topic).await? {
             Topic::Missing => Err(self.unavailable(record::no_such_topic(topic))),
             Topic::There(_) | Topic::Hidden => Ok(()),

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use async_trait::async_trait;
 use postroom::{Batch, Message, Sink, Subscription};
-use postroom_brokers::kafka::{KafkaOptions, KafkaSink, KafkaSubscription, KafkaSubscriptionOptions};
+use postroom_brokers::kafka::{
+    KafkaOptions, KafkaSink, KafkaSubscription, KafkaSubscriptionOptions, KafkaTransactionsSink,
+};
 use postroom_testkit::conformance::Fixture;
 use postroom_testkit::conformance::sink::{FarEnd, Fault, Stored};
 use postroom_testkit::conformance::subscription::Queue;
@@ -14,14 +16,15 @@ use postroom_testkit::proxy::{Link, Proxy};
 use postroom_testkit::services::KafkaServer;
 use postroom_testkit::surroundings;
 
-/// One for each case.
-const LINKS: usize = 12;
+/// One for each case of both sinks.
+const LINKS: usize = 24;
 
 /// One broker for all cases: a Java program starts in seconds. It ends with this process.
 static SERVER: OnceLock<KafkaServer> = OnceLock::new();
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-pub struct Topic {
+/// A topic that is published to in transactions, or not.
+pub struct Topic<const IN_TRANSACTIONS: bool> {
     link: Proxy,
     audit: AuditTopic,
     options: KafkaOptions,
@@ -30,7 +33,11 @@ pub struct Topic {
 }
 
 mod sink {
-    postroom_testkit::sink_conforms!(super::Topic);
+    postroom_testkit::sink_conforms!(super::Topic<false>);
+}
+
+mod transactions {
+    postroom_testkit::sink_conforms!(super::Topic<true>);
 }
 
 mod subscription {
@@ -45,7 +52,7 @@ async fn server() -> &'static KafkaServer {
 }
 
 #[async_trait]
-impl Fixture for Topic {
+impl<const IN_TRANSACTIONS: bool> Fixture for Topic<IN_TRANSACTIONS> {
     async fn create() -> Self {
         let server = server().await;
         let number = TAKEN.fetch_add(1, Ordering::Relaxed);
@@ -55,13 +62,21 @@ impl Fixture for Topic {
         let mut options = KafkaOptions::new(format!("kafka://{advertised}"));
         options.topic = format!("t{number}-{{routing_key}}");
         (options.publish_deadline_seconds, options.batches_in_flight_max) = (2, 2);
+        if IN_TRANSACTIONS {
+            let ledger = format!("t{number}-ledger");
+            AuditTopic::create(&server.address(), &ledger, 1, &[]).await;
+            (options.transactional_id, options.ledger) = (Some(format!("t{number}")), Some(ledger));
+        }
         Self { link, audit, options, read: Mutex::new(0) }
     }
 }
 
 #[async_trait]
-impl FarEnd for Topic {
+impl<const IN_TRANSACTIONS: bool> FarEnd for Topic<IN_TRANSACTIONS> {
     async fn sink(&self) -> Arc<dyn Sink> {
+        if IN_TRANSACTIONS {
+            return Arc::new(KafkaTransactionsSink::new(self.options.clone()).unwrap());
+        }
         Arc::new(KafkaSink::new(self.options.clone()).unwrap())
     }
 

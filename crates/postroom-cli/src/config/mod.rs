@@ -230,7 +230,7 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
     let routes: Vec<Routed> = routes
         .iter()
         .enumerate()
-        .map(|(index, route)| read_route(index, route, relay.lease, many))
+        .map(|(index, route)| read_route(index, route, &relay, many))
         .collect::<Result<_, _>>()?;
     for (index, Routed { route, .. }) in routes.iter().enumerate() {
         if routes[..index].iter().any(|other| other.route.name == route.name) {
@@ -364,7 +364,7 @@ fn of_kind<O: ?Sized + 'static>(
     })
 }
 
-fn read_route(index: usize, value: &Value, lease: Duration, many: bool) -> Result<Routed, String> {
+fn read_route(index: usize, value: &Value, relay: &Relay, many: bool) -> Result<Routed, String> {
     let at = format!("routes[{index}].");
     let route = value.as_table().ok_or_else(|| format!("{at} must be a table"))?;
     let route_table = route;
@@ -402,7 +402,15 @@ fn read_route(index: usize, value: &Value, lease: Duration, many: bool) -> Resul
     };
     let sink = route.get("sink").ok_or_else(|| format!("{at}sink is missing; it says where the messages go"))?;
     let sink = read_sink(sink, &format!("{at}sink."))?;
-    let route = Route { name, topics, order, on_dead, start_at, lease, rate, breaker_after, retry };
+    if let Some(most) = sink.in_flight_max()
+        && relay.in_flight_max > most
+    {
+        return Err(format!(
+            "{at}sink recognises what it has stored as long as at most {most} messages are on their way: relay.in_flight_max is {}",
+            relay.in_flight_max
+        ));
+    }
+    let route = Route { name, topics, order, on_dead, start_at, lease: relay.lease, rate, breaker_after, retry };
     let stores = stores::which(route_table, &at, many)?;
     Ok(Routed { route, stores, sink })
 }

@@ -27,7 +27,7 @@ const MESSAGES: usize = 20_000;
 /// What a relay that is killed, or a broker that does not answer, may have on its way: four batches of a thousand.
 const IN_FLIGHT_MAX: usize = 4_000;
 
-fn configuration(rig: &Rig, server: &KafkaServer, inbox: bool) -> String {
+fn configuration(rig: &Rig, server: &KafkaServer, (more, inbox): (&str, bool)) -> String {
     let inbox = format!(
         "[[inboxes]]\nconsumer = \"billing\"\n[inboxes.from]\nkind = \"kafka\"\nurl = \"kafka://{}\"\ntopics = [\"shop\"]\ngroup = \"billing\"\n\
          prefetch = 200\n",
@@ -36,7 +36,7 @@ fn configuration(rig: &Rig, server: &KafkaServer, inbox: bool) -> String {
     .repeat(usize::from(inbox));
     format!(
         "[store]\nurl = {:?}\n[relay]\nlease = \"1s\"\npoll_idle = \"50ms\"\n[[routes]]\nname = \"orders\"\n[routes.sink]\nkind = \"kafka\"\n\
-         url = \"kafka://{}\"\ntopic = \"shop\"\npublish_deadline_seconds = 3\n{inbox}",
+         url = \"kafka://{}\"\ntopic = \"shop\"\npublish_deadline_seconds = 3\n{more}{inbox}",
         rig.database.url(),
         server.address()
     )
@@ -47,17 +47,59 @@ async fn nothing_is_lost_or_out_of_order_through_kafka_while_everything_is_kille
     let rig = Rig::shared().await;
     let mut server = KafkaServer::start(&surroundings::scratch("kafka"), 0).unwrap();
     let topic = AuditTopic::create(&server.address(), "shop", 6, &[]).await;
-    let text = configuration(&rig, &server, true);
-    let faults = 8;
-    let kept = killed::carry(&rig, &mut server, (&program(), &text), (MESSAGES, 71), faults).await;
+    let text = configuration(&rig, &server, ("", true));
+    carried(&rig, &mut server, &topic, &text, (MESSAGES, 8), IN_FLIGHT_MAX).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_transactions_nothing_is_there_twice_while_everything_is_killed() {
+    in_transactions(10_000, 8).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes: cargo xtask test --all"]
+async fn in_transactions_nothing_of_200_000_is_there_twice() {
+    in_transactions(200_000, 24).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes: cargo xtask test --all"]
+async fn nothing_of_200_000_is_lost_or_out_of_order_through_kafka() {
+    let rig = Rig::shared().await;
+    let mut server = KafkaServer::start(&surroundings::scratch("kafka"), 0).unwrap();
+    let topic = AuditTopic::create(&server.address(), "shop", 6, &[]).await;
+    let text = configuration(&rig, &server, ("", true));
+    carried(&rig, &mut server, &topic, &text, (200_000, 24), IN_FLIGHT_MAX).await;
+}
+
+async fn in_transactions(messages: usize, faults: usize) {
+    let rig = Rig::shared().await;
+    let mut server = KafkaServer::start(&surroundings::scratch("kafka"), 0).unwrap();
+    let topic = AuditTopic::create(&server.address(), "shop", 6, &[]).await;
+    AuditTopic::create(&server.address(), "postroom-ledger", 16, &[]).await;
+    let more = "transactional_id = \"shop-orders\"\nledger = \"postroom-ledger\"\n";
+    let text = configuration(&rig, &server, (more, true));
+    carried(&rig, &mut server, &topic, &text, (messages, faults), 0).await;
+}
+
+/// Carries messages through faults, after each of which so many may be in the topic twice.
+async fn carried(
+    rig: &Rig,
+    server: &mut KafkaServer,
+    topic: &AuditTopic,
+    text: &str,
+    (messages, faults): (usize, usize),
+    in_flight_max: usize,
+) {
+    let kept = killed::carry(rig, server, (&program(), text), (messages, 71), faults).await;
     let history = History {
         stored: topic.read().await.into_iter().map(|stored| stored.id).collect(),
         // What the topic has twice is there once.
         kept: Some(kept),
-        ..rig.history(faults * IN_FLIGHT_MAX, false).await
+        ..rig.history(faults * in_flight_max, false).await
     };
     println!("{} committed, {} in the topic", history.committed.len(), history.stored.len());
-    assert!(history.pending.is_empty() && history.dead.is_empty() && history.committed.len() >= MESSAGES);
+    assert!(history.pending.is_empty() && history.dead.is_empty() && history.committed.len() >= messages);
     assert_clean(&history);
 }
 
@@ -66,7 +108,7 @@ async fn a_missing_topic_holds_up_the_route_and_the_doctor_says_what_a_topic_wou
     let rig = Rig::shared().await;
     let server = KafkaServer::start(&surroundings::scratch("kafka"), 0).unwrap();
     let config = rig.dir.join("kafka.toml");
-    std::fs::write(&config, configuration(&rig, &server, false)).unwrap();
+    std::fs::write(&config, configuration(&rig, &server, ("", false))).unwrap();
     let config = config.display().to_string();
     rig.write_some(30).await;
     let checked = postroom(&["check", "--config", &config]);

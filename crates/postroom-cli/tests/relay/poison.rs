@@ -57,7 +57,7 @@ async fn a_message_that_ends_its_connection_every_time_is_found_and_buried() {
     rig.drained().await;
     assert_eq!(relay.terminate().0, Some(0));
     let cause = cause_of_death(&rig, id).await.unwrap();
-    assert!(cause.starts_with("poison: published alone, it ended the connection"), "{cause}");
+    assert!(cause.starts_with("poison: published alone, it made the sink fail"), "{cause}");
     judged(&rig, id, 20 * rig.in_flight_max).await;
 }
 

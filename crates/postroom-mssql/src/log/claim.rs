@@ -157,7 +157,10 @@ pub(crate) async fn parked(
         return Ok((Vec::new(), false));
     }
     let sql = format!(
-        "select o.lane, o.seq, o.attempts, {MESSAGE} from openjson(@seqs) with (seq bigint '$') n
+        "select o.lane, o.seq, o.attempts,
+                (select top (1) w.operation from postroom_operation_watch w
+                   join postroom_operations a on a.id = w.operation and a.kind = 'replay' and a.route = @route
+                  where w.message_id = o.id and w.seq = o.seq order by w.operation desc) as replay, {MESSAGE} from openjson(@seqs) with (seq bigint '$') n
            join postroom_parked o on o.route = @route and o.seq = n.seq order by o.seq"
     );
     let rows = conn.rows(&sql, named! { "seqs" => json(&seqs), "route" => route }).await?;
@@ -174,7 +177,8 @@ pub(crate) async fn parked(
             behind: false,
             dealt_with: false,
         };
-        all.push((lane, found(&head, attempts, message(row)?)));
+        let replay = get::<Option<String>>(row, "replay")?.and_then(|id| id.parse().ok());
+        all.push((lane, Found { replay, ..found(&head, attempts, message(row)?) }));
     }
     Ok((all, cut || full))
 }

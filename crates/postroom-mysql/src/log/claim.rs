@@ -161,7 +161,10 @@ pub(crate) async fn parked(
         return Ok((Vec::new(), false));
     }
     let sql = format!(
-        "select straight_join o.lane, o.seq, o.attempts, {MESSAGE} from json_table(:seqs, '$[*]' columns (seq bigint path '$')) n
+        "select straight_join o.lane, o.seq, o.attempts,
+                (select max(w.operation) from postroom_operation_watch w
+                   join postroom_operations a on a.id = w.operation and a.kind = 'replay' and a.route = :route
+                  where w.message_id = o.id and w.seq = o.seq) as replay, {MESSAGE} from json_table(:seqs, '$[*]' columns (seq bigint path '$')) n
            join postroom_parked o on o.route = :route and o.seq = n.seq order by o.seq"
     );
     let rows: Vec<Row> = conn.exec(sql, params! { "seqs" => json(&seqs), "route" => route }).await?;
@@ -178,7 +181,8 @@ pub(crate) async fn parked(
             behind: false,
             dealt_with: false,
         };
-        all.push((lane, found(&head, attempts, message(&mut row)?)));
+        let replay = get::<Option<String>>(&mut row, "replay")?.and_then(|id| id.parse().ok());
+        all.push((lane, Found { replay, ..found(&head, attempts, message(&mut row)?) }));
     }
     Ok((all, cut || full))
 }

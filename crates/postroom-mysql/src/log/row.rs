@@ -93,6 +93,7 @@ pub(crate) fn found(head: &Head, attempts: u32, message: Message) -> Found {
         deaths: 0,
         doubts: 0,
         unreadable: None,
+        replay: None,
         message,
     }
 }

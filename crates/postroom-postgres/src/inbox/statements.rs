@@ -79,7 +79,25 @@ pub(crate) async fn keep<D: Driver>(
         Value::MaybeInt8s(&c.occurred_ats),
     ];
     let rows = D::rows(tx, Asked { what: WHAT, sql: include_str!("sql/inbox_keep.sql"), values: &values }).await?;
+    if rows.len() < messages.len() {
+        all_there::<D>(tx, consumer, &c.ids).await?;
+    }
     rows.last().map_or(Ok(0), |row| row.int8("claim"))
+}
+
+/// Those that were not inserted were there before, unless a trigger has left them out.
+async fn all_there<D: Driver>(tx: &mut D::Tx<'_>, consumer: &Consumer, ids: &[uuid::Uuid]) -> Result<(), StoreError> {
+    const WHAT: &str = "keep received messages";
+    let values = [Value::Text(consumer.as_str()), Value::Uuids(ids)];
+    let sql = "select a.id::text as id from unnest($2::uuid[]) a (id)
+                where not exists (select from postroom.inbox_messages m where m.consumer = $1 and m.message_id = a.id) limit 1";
+    let left_out = D::rows(tx, Asked { what: WHAT, sql, values: &values }).await?;
+    let Some(row) = left_out.first() else { return Ok(()) };
+    let problem = format!(
+        "the database did not insert message {} and gave no error; look at the triggers of postroom.inbox_messages",
+        row.text("id")?
+    );
+    Err(StoreError::Refused { what: WHAT, source: problem.into() })
 }
 
 pub(crate) async fn keep_dead<D: Driver>(

@@ -148,6 +148,17 @@ impl FoundRow {
         let Self { seq, scheduled, behind, unreadable, message, .. } = self;
         let message: Message = message?;
         let key = message.ordering_key().map(str::to_owned);
-        Some(Found { seq, key, attempts: 0, scheduled, behind, deaths: 0, doubts: 0, unreadable, message })
+        Some(Found {
+            seq,
+            key,
+            attempts: 0,
+            scheduled,
+            behind,
+            deaths: 0,
+            doubts: 0,
+            unreadable,
+            replay: None,
+            message,
+        })
     }
 }

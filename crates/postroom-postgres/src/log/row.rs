@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use postroom::lane_book::{Asked, Found, Granted};
-use postroom::{BoxError, Message, MessageId, StoreError, headers_from_json};
+use postroom::{BoxError, Message, MessageId, OperationId, StoreError, headers_from_json};
 use tokio_postgres::Row;
+use uuid::Uuid;
 
 use crate::log::position::{CatchUp, Position, xmax};
 use crate::text::{Text, Texts};
@@ -114,6 +115,7 @@ impl ParkedRow {
             deaths: get::<i32>(row, "deaths")?.max(0) as u32,
             doubts: get::<i32>(row, "doubts")?.max(0) as u32,
             unreadable,
+            replay: get::<Option<Uuid>>(row, "replay")?.map(OperationId::from),
             message,
         };
         Ok(Self { lane: get::<i16>(row, "lane")? as u16, found })

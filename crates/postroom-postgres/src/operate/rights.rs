@@ -41,7 +41,9 @@ const WHAT_FILLERS_NEED: &str = "
     select,insert table postroom.dead_consume
     select,insert,update table postroom.inbox_messages
     select,insert,update table postroom.inbox_fillers
-    usage sequence postroom.inbox_claims";
+    usage sequence postroom.inbox_claims
+    select table postroom.settings
+    select table postroom.migrations";
 
 const WHAT_RETENTION_NEEDS: &str = "
     execute function postroom.retain_outbox(smallint, bigint, text[], interval[], interval, integer)

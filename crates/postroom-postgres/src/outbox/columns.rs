@@ -11,6 +11,18 @@ pub(crate) const ENQUEUE_SQL: &str = include_str!("sql/enqueue.sql");
 /// Name of the unique index on ids, by which a message written twice is recognised.
 pub(crate) const ID_INDEX: &str = "outbox_id";
 
+/// A trigger can leave out rows without an error; then the business transaction must not be committed without its messages.
+pub(crate) fn all_written(written: u64, messages: &[Message]) -> Result<(), EnqueueError> {
+    if written == messages.len() as u64 {
+        return Ok(());
+    }
+    let problem = format!(
+        "the database inserted {written} of {} messages and gave no error; look at the triggers of postroom.outbox",
+        messages.len()
+    );
+    Err(EnqueueError::Store(problem.into()))
+}
+
 /// One array a column.
 #[derive(Default)]
 pub(crate) struct Columns<'a> {

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::sqlx::{self, Transaction};
 use crate::Postgres;
-use crate::outbox::columns::{Columns, ENQUEUE_SQL, ID_INDEX};
+use crate::outbox::columns::{Columns, ENQUEUE_SQL, ID_INDEX, all_written};
 
 #[async_trait]
 impl<'t> Outbox<Transaction<'t, sqlx::Postgres>> for Postgres {
@@ -19,7 +19,7 @@ impl<'t> Outbox<Transaction<'t, sqlx::Postgres>> for Postgres {
             return Ok(());
         }
         let c = Columns::of(messages)?;
-        sqlx::query(ENQUEUE_SQL)
+        let written = sqlx::query(ENQUEUE_SQL)
             .bind(&c.ids)
             .bind(&c.topics)
             .bind(&c.kinds)
@@ -36,8 +36,8 @@ impl<'t> Outbox<Transaction<'t, sqlx::Postgres>> for Postgres {
             .bind(&c.delays)
             .execute(&mut **tx)
             .await
-            .map(drop)
-            .map_err(refused)
+            .map_err(refused)?;
+        all_written(written.rows_affected(), messages)
     }
 }
 

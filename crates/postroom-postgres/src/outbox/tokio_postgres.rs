@@ -6,7 +6,7 @@ use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
 
 use crate::Postgres;
-use crate::outbox::columns::{Columns, ENQUEUE_SQL, ID_INDEX};
+use crate::outbox::columns::{Columns, ENQUEUE_SQL, ID_INDEX, all_written};
 
 #[async_trait]
 impl<'t> Outbox<Transaction<'t>> for Postgres {
@@ -15,28 +15,29 @@ impl<'t> Outbox<Transaction<'t>> for Postgres {
             return Ok(());
         }
         let c = Columns::of(messages)?;
-        tx.execute(
-            ENQUEUE_SQL,
-            &[
-                &c.ids,
-                &c.topics,
-                &c.kinds,
-                &c.payloads,
-                &c.keys,
-                &c.routing_keys,
-                &c.content_types,
-                &c.headers,
-                &c.tenant_ids,
-                &c.aggregate_types,
-                &c.aggregate_ids,
-                &c.aggregate_versions,
-                &c.occurred_ats,
-                &c.delays,
-            ],
-        )
-        .await
-        .map(drop)
-        .map_err(refused)
+        let written = tx
+            .execute(
+                ENQUEUE_SQL,
+                &[
+                    &c.ids,
+                    &c.topics,
+                    &c.kinds,
+                    &c.payloads,
+                    &c.keys,
+                    &c.routing_keys,
+                    &c.content_types,
+                    &c.headers,
+                    &c.tenant_ids,
+                    &c.aggregate_types,
+                    &c.aggregate_ids,
+                    &c.aggregate_versions,
+                    &c.occurred_ats,
+                    &c.delays,
+                ],
+            )
+            .await
+            .map_err(refused)?;
+        all_written(written, messages)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The contract for every language: the function and the plain insert, in the caller's transaction.
 
-use postroom::MessageId;
+use postroom::{Consumer, Message, MessageId, Outbox as _, Store as _};
+use postroom_postgres::Postgres;
 use tokio_postgres::error::SqlState;
 
 use crate::setup::{claim_all, prepared, source};
@@ -153,4 +154,29 @@ async fn a_time_that_never_comes_is_refused() {
         let error = client.batch_execute(&sql).await.unwrap_err();
         assert_eq!(error.code(), Some(&SqlState::CHECK_VIOLATION), "{column} = {value}: {error:?}");
     }
+}
+
+/// Then the business transaction fails too, and nothing is taken for kept.
+#[tokio::test]
+async fn a_row_that_a_trigger_leaves_out_is_an_error() {
+    let database = prepared().await;
+    let mut client = database.connect().await;
+    client
+        .batch_execute(
+            "create function public.leave_out() returns trigger language plpgsql as 'begin return null; end';
+             create trigger a before insert on postroom.outbox for each row execute function public.leave_out();
+             create trigger b before insert on postroom.inbox_messages for each row execute function public.leave_out()",
+        )
+        .await
+        .unwrap();
+    let messages = [Message::new("orders", "k", "x"), Message::new("orders", "k", "x")];
+    let mut tx = client.transaction().await.unwrap();
+    let error = Postgres.enqueue(&mut tx, &messages).await.unwrap_err();
+    let why = std::error::Error::source(&error).unwrap().to_string();
+    assert!(why.contains("inserted 0 of 2") && why.contains("triggers of postroom.outbox"), "{why}");
+    let keeper = crate::setup::store(&database).keeper(&Consumer::new("billing").unwrap());
+    let error = keeper.admit(&messages).await.unwrap_err();
+    let why = std::error::Error::source(&error).unwrap().to_string();
+    assert!(why.contains("triggers of postroom.inbox_messages"), "{why}");
+    assert!(!keeper.refuses_the_message(&error));
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use postroom::{Batch, Order, Token};
+use postroom::{Batch, Delivery, Order, Token, Way};
 
 use super::Engine;
 use crate::keys::Keys;
@@ -82,14 +82,15 @@ impl Engine {
         for token in &tokens {
             if let Some(held) = self.held.get_mut(token) {
                 held.with_sink = true;
-                messages.push(held.delivery.message.clone());
+                let Delivery { message, lane, replay, .. } = &held.delivery;
+                messages.push((message.clone(), Way { lane: *lane, replay: *replay }));
             }
         }
         self.rate.took(tokens.len());
         let id = BatchId(self.next_batch);
         self.next_batch += 1;
         self.batches.insert(id, tokens);
-        Action::Publish(id, Batch::new(messages))
+        Action::Publish(id, Batch::of(messages))
     }
 
     /// Puts what was popped, and not published, back in its order; the key is the next or the last to go.

@@ -95,7 +95,7 @@ impl Engine {
         let under_way: usize = self.batches.values().map(Vec::len).sum();
         let suspicion = self.suspects.failed(message.id, *lane, self.counters.stored, under_way as u64);
         let attempts = attempts.saturating_add(u32::from(suspicion.others_passed));
-        let error = format!("published alone, it ended the connection {} times: {why}", suspicion.failures);
+        let error = format!("published alone, it made the sink fail {} times: {why}", suspicion.failures);
         let attempts_max = self.options.retry.attempts_max_of(&message.topic, &message.kind);
         if attempts >= attempts_max && suspicion.others_passed {
             self.bury(token, attempts, Cause::Poison, error);

@@ -42,6 +42,7 @@ fn delivery(token: u64, key: &str) -> Delivery {
         deaths: 0,
         unreadable: None,
         doubts: 0,
+        replay: None,
         message: Message::new("orders", "order.placed", "x").key(key).into(),
     }
 }

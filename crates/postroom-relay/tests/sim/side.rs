@@ -135,5 +135,16 @@ impl Side {
 fn found(row: database::Found) -> Found {
     let database::Found { place, row, behind, attempts, deaths, doubts, .. } = row;
     let (seq, scheduled, unreadable) = (place.1 as i64, false, None);
-    Found { seq, key: row.key, attempts, scheduled, behind, deaths, doubts, unreadable, message: row.message }
+    Found {
+        seq,
+        key: row.key,
+        attempts,
+        scheduled,
+        behind,
+        deaths,
+        doubts,
+        unreadable,
+        replay: None,
+        message: row.message,
+    }
 }

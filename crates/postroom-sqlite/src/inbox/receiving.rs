@@ -49,7 +49,7 @@ pub(super) fn keep(
          values (?1, ?2, ?3, {NOW} + ?4, {NOW}, {NOW}, ?5, ?3 = 'claimed', ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)
              on conflict (consumer, id) do nothing"
     );
-    tx.prepare_cached(&sql)?.execute(params![
+    let kept = tx.prepare_cached(&sql)?.execute(params![
         consumer.as_str(),
         message.id.to_string(),
         state,
@@ -69,6 +69,16 @@ pub(super) fn keep(
         message.aggregate_version,
         occurred,
     ])?;
+    // One that was not inserted was there before, unless a trigger has left it out.
+    let is_there = "select exists (select 1 from postroom_inbox_messages where consumer = ?1 and id = ?2)";
+    let parameters = params![consumer.as_str(), message.id.to_string()];
+    if kept == 0 && !tx.prepare_cached(is_there)?.query_row(parameters, |row| row.get(0))? {
+        return Err(format!(
+            "the database did not insert message {} and gave no error; look at the triggers of postroom_inbox_messages",
+            message.id
+        )
+        .into());
+    }
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! A consumer's transaction on one file. Writers take turns in SQLite, so a worker that has begun is alone with the file. All
 //! work happens on blocking threads, to which the connection goes and from which it comes back.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 
 use crate::Sqlite;
-use crate::connect::{connect, store_error};
+use crate::connect::{FileId, connect, file_at, store_error};
 use crate::outbox::enqueue;
 
 /// How long a worker waits for the file, and how often it asks.
@@ -32,6 +32,9 @@ pub(crate) struct Ended;
 pub struct SqliteTransaction<'c> {
     /// None: it went to a blocking thread and nobody waited for it to come back. It is rolled back there.
     connection: &'c mut Option<Connection>,
+    path: &'c Path,
+    /// The file that the connection writes to.
+    file: FileId,
 }
 
 impl SqliteTransaction<'_> {
@@ -93,7 +96,9 @@ impl SqliteTransaction<'_> {
     }
 
     pub(crate) async fn commit(mut self) -> Result<(), StoreError> {
-        self.stored("commit the effect", |connection| connection.execute_batch("commit")).await
+        self.stored("commit the effect", |connection| connection.execute_batch("commit")).await?;
+        // What was written to a file that is not there any more is not stored.
+        still_there("commit the effect", self.path, self.file)
     }
 
     /// Whether it can still be committed.
@@ -109,6 +114,16 @@ impl Drop for SqliteTransaction<'_> {
             close(self.connection.take());
         }
     }
+}
+
+/// Whether a path names the file that was opened there.
+fn still_there(what: &'static str, path: &Path, file: FileId) -> Result<(), StoreError> {
+    let problem = match file_at(path) {
+        Some(now) if now == file => return Ok(()),
+        Some(_) => format!("{} was replaced by another file meanwhile", path.display()),
+        None => format!("{} is gone", path.display()),
+    };
+    Err(StoreError::Unavailable { what, source: problem.into() })
 }
 
 /// Says when it is dropped that the work on a connection is over.
@@ -164,12 +179,14 @@ impl Transactions for Sqlite {
 pub struct SqliteSession {
     path: PathBuf,
     connection: Option<Connection>,
+    /// The file that the connection was opened on.
+    file: Option<FileId>,
 }
 
 impl SqliteSession {
     /// Opens the file with the first transaction.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), connection: None }
+        Self { path: path.into(), connection: None, file: None }
     }
 }
 
@@ -186,24 +203,37 @@ impl Session<Sqlite> for SqliteSession {
         let mut waited = Duration::ZERO;
         loop {
             let (path, idle) = (self.path.clone(), self.connection.take().filter(Connection::is_autocommit));
+            let opened = self.file.take();
             let begun = spawn_blocking(move || {
+                // Opening would create it, and one that was replaced is another, although an open connection still sees the old.
+                let file = file_at(&path).ok_or_else(|| {
+                    let source = format!("there is no file {}; `postroom migrate` creates it", path.display()).into();
+                    StoreError::Unavailable { what: WHAT, source }
+                })?;
+                if idle.is_some() && opened != Some(file) {
+                    tracing::warn!(file = %path.display(), "the database file was replaced; it is opened again");
+                }
                 let connection = match idle {
-                    Some(connection) => connection,
-                    None => {
+                    Some(connection) if opened == Some(file) => connection,
+                    _ => {
                         let connection = connect(&path)?;
+                        still_there(WHAT, &path, file)?;
                         // Waiting for other writers is done here, without a thread.
                         connection.busy_timeout(Duration::ZERO).map_err(|error| store_error(WHAT, error))?;
                         connection
                     }
                 };
                 let begun = connection.execute_batch("begin immediate").map_err(|error| store_error(WHAT, error));
-                Ok((connection, begun))
+                Ok((connection, file, begun))
             });
             let begun = begun.await.map_err(|error| StoreError::Unavailable { what: WHAT, source: error.into() })?;
-            let (connection, begun) = begun?;
-            self.connection = Some(connection);
+            let (connection, file, begun) = begun?;
+            (self.connection, self.file) = (Some(connection), Some(file));
             match begun {
-                Ok(()) => return Ok(SqliteTransaction { connection: &mut self.connection }),
+                Ok(()) => {
+                    let (connection, path) = (&mut self.connection, &*self.path);
+                    return Ok(SqliteTransaction { connection, path, file });
+                }
                 Err(error) if !matches!(error, StoreError::Busy { .. }) || waited >= BEGIN_WAIT => return Err(error),
                 Err(_) => {
                     tokio::time::sleep(BEGIN_PAUSE).await;

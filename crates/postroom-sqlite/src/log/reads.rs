@@ -6,7 +6,7 @@ use crate::connect::NOW;
 /// passing it.
 pub(super) fn fresh() -> String {
     format!(
-        "select o.*, 0 as attempts, coalesce(o.visible_ms > {NOW}, false) as scheduled,
+        "select o.*, 0 as attempts, null as replay, coalesce(o.visible_ms > {NOW}, false) as scheduled,
                 (exists (select 1 from postroom_parked p where p.route = ?1 and p.seq = o.seq and p.id = o.id)
                  or exists (select 1 from postroom_dead_letters d
                              where d.route = ?1 and d.seq = o.seq and d.id = o.id)) as dealt_with,
@@ -19,10 +19,15 @@ pub(super) fn fresh() -> String {
     )
 }
 
+/// The replay that a parked row belongs to.
+const REPLAY: &str = "(select max(w.operation) from postroom_operation_watch w
+                  join postroom_operations a on a.id = w.operation and a.kind = 'replay' and a.route = p.route
+                 where w.message_id = p.id and w.seq = p.seq) as replay";
+
 /// Heads that are due, the longest due first: ?1 route, ?2 seqs in hand as JSON, ?3 how many.
 pub(super) fn heads() -> String {
     format!(
-        "select p.*, false as scheduled, false as behind, false as dealt_with from postroom_parked p
+        "select p.*, {REPLAY}, false as scheduled, false as behind, false as dealt_with from postroom_parked p
           where p.route = ?1 and p.state <> 'queued' and p.due_ms <= {NOW}
             and p.seq not in (select value from json_each(?2))
             and (p.ordering_key is null or not exists (
@@ -35,11 +40,14 @@ pub(super) fn heads() -> String {
 }
 
 /// What stands behind a head of its key, in order, up to what waits for its own time: ?1 route, ?2 seq of the head, ?3 how many.
-pub(super) const FOLLOWERS: &str = "
-    select p.*, false as scheduled, false as behind, false as dealt_with from postroom_parked h
-      join postroom_parked p on p.route = ?1 and p.ordering_key = h.ordering_key and p.state <> 'scheduled' and p.seq > h.seq
-     where h.route = ?1 and h.seq = ?2
-     order by p.seq limit ?3";
+pub(super) fn followers() -> String {
+    format!(
+        "select p.*, {REPLAY}, false as scheduled, false as behind, false as dealt_with from postroom_parked h
+           join postroom_parked p on p.route = ?1 and p.ordering_key = h.ordering_key and p.state <> 'scheduled' and p.seq > h.seq
+          where h.route = ?1 and h.seq = ?2
+          order by p.seq limit ?3"
+    )
+}
 
 #[cfg(test)]
 mod tests {
@@ -104,7 +112,7 @@ mod tests {
         connection.execute("update postroom_parked set due_ms = 0 where seq = 7", []).unwrap();
         let (brought, steps) = of_heads(&connection);
         assert!(brought == 1 && steps < STEPS_EACH, "{steps} steps for {brought} rows");
-        let (brought, steps) = cost(&connection, FOLLOWERS, params!["orders", 7, 200]);
+        let (brought, steps) = cost(&connection, &followers(), params!["orders", 7, 200]);
         assert!(brought == 200 && steps < STEPS_EACH * 200, "{steps} steps for {brought} rows");
         // All of them are.
         connection.execute("update postroom_parked set due_ms = 0", []).unwrap();

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use crate::text::Text;
 use bytes::Bytes;
 use postroom::lane_book::Found;
-use postroom::{Message, MessageId, headers_from_json};
+use postroom::{Message, MessageId, OperationId, headers_from_json};
 use rusqlite::Row;
 use rusqlite::types::ValueRef;
 
@@ -18,6 +18,8 @@ pub(crate) struct FoundRow {
     pub scheduled: bool,
     pub behind: bool,
     pub dealt_with: bool,
+    /// The replay that it belongs to.
+    pub replay: Option<OperationId>,
     /// Why the message cannot be sent.
     pub unreadable: Option<String>,
     pub message: Message,
@@ -33,15 +35,16 @@ impl FoundRow {
             scheduled: row.get("scheduled")?,
             behind: row.get("behind")?,
             dealt_with: row.get("dealt_with")?,
+            replay: row.get::<_, Option<String>>("replay")?.and_then(|id| id.parse().ok()),
             unreadable,
             message,
         })
     }
 
     pub fn found(self) -> Found {
-        let Self { seq, attempts, scheduled, behind, unreadable, message, .. } = self;
+        let Self { seq, attempts, scheduled, behind, replay, unreadable, message, .. } = self;
         let key = message.ordering_key().map(str::to_owned);
-        Found { seq, key, attempts, scheduled, behind, deaths: 0, doubts: 0, unreadable, message }
+        Found { seq, key, attempts, scheduled, behind, deaths: 0, doubts: 0, unreadable, replay, message }
     }
 }
 

@@ -13,12 +13,12 @@ use postroom::{
 };
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
-use crate::connect::{NOW, connect, store_error};
+use crate::connect::{FileId, NOW, connect, file_at, store_error};
 use crate::database::Database;
 use crate::log::reads;
 use crate::log::record;
 use crate::log::row::FoundRow;
-use crate::log::watch::{self, FileId, Position};
+use crate::log::watch::{self, Position};
 use crate::migrate::schema_version;
 use crate::operate::routes;
 
@@ -164,7 +164,7 @@ impl Source for SqliteSource {
 impl Inner {
     /// A file that was replaced is another one, although our connection still sees the old.
     fn open_again_if_replaced(&mut self) -> Result<(), StoreError> {
-        let now = watch::file_at(&self.options.path);
+        let now = file_at(&self.options.path);
         if now.is_some() && now == self.file {
             return Ok(());
         }
@@ -342,7 +342,7 @@ impl Inner {
         let route = &self.options.route;
         let mut heads = self.connection.prepare_cached(&reads::heads())?;
         let mut heads = heads.query(params![route, in_hand, limit as i64])?;
-        let mut behind = self.connection.prepare_cached(reads::FOLLOWERS)?;
+        let mut behind = self.connection.prepare_cached(&reads::followers())?;
         let (mut taken, mut weight): (Vec<FoundRow>, usize) = (Vec::new(), 0);
         let mut cut = false;
         'all: while let Some(head) = heads.next()? {
@@ -494,7 +494,7 @@ fn given(options: &SqliteSourceOptions) -> RouteSettings {
 /// Opens the file, checks the schema and registers the route.
 fn open(options: &SqliteSourceOptions) -> Result<(Connection, Option<FileId>, RouteSettings), StoreError> {
     let connection = connect(&options.path)?;
-    let file = watch::file_at(&options.path);
+    let file = file_at(&options.path);
     let failed = |error| store_error("register the route", error);
     let version: Option<i64> =
         connection.query_row("select max(number) from postroom_migrations", [], |row| row.get(0)).map_err(failed)?;

@@ -1,8 +1,6 @@
 //! Whether a position still means what it meant: the file may have been restored, or its outbox emptied and counted from one
 //! again.
 
-use std::path::Path;
-
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use crate::connect::NOW;
@@ -80,13 +78,4 @@ pub(crate) fn reset_waits(connection: &Connection, route: &str) -> Result<usize,
           where route = ?1 and state in ('retry', 'scheduled') and waits_since_ms > {NOW} + 2000"
     );
     connection.execute(&sql, [route])
-}
-
-/// Device and inode of a file.
-pub(crate) type FileId = (u64, u64);
-
-/// Which file a path names now. One that was replaced is another.
-pub(crate) fn file_at(path: &Path) -> Option<FileId> {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata(path).ok().map(|about| (about.dev(), about.ino()))
 }

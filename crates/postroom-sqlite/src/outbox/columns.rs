@@ -19,6 +19,18 @@ values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12,
 pub(crate) const ADMIT_SQL: &str =
     "insert into postroom_inbox (consumer, message_id) values (?1, ?2) on conflict (consumer, message_id) do nothing";
 
+/// A trigger can leave out a row without an error; then the business transaction must not be committed without its message.
+pub(crate) fn all_written(written: u64, message: &Message) -> Result<(), EnqueueError> {
+    if written == 1 {
+        return Ok(());
+    }
+    let problem = format!(
+        "the database did not insert message {} and gave no error; look at the triggers of postroom_outbox",
+        message.id
+    );
+    Err(EnqueueError::Store(problem.into()))
+}
+
 /// The same for a message that is written now, with the trace that it is written in.
 pub(crate) fn stamped(message: &Message) -> Result<(Option<String>, Option<i64>, i64), EnqueueError> {
     let (mut headers, occurred, delay) = encoded(message)?;

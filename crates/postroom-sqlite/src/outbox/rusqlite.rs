@@ -4,7 +4,7 @@ use postroom::{EnqueueError, Message};
 use rusqlite::{Connection, ErrorCode, Transaction, params};
 
 use crate::Sqlite;
-use crate::outbox::columns::{ENQUEUE_SQL, ID_INDEX, stamped};
+use crate::outbox::columns::{ENQUEUE_SQL, ID_INDEX, all_written, stamped};
 
 impl Sqlite {
     /// Writes `messages` into the caller's transaction, in their order. Blocks, as rusqlite does; takes a transaction and
@@ -21,7 +21,7 @@ pub(crate) fn enqueue(tx: &Connection, messages: &[Message]) -> Result<(), Enque
     let mut statement = tx.prepare_cached(ENQUEUE_SQL).map_err(|error| EnqueueError::Store(error.into()))?;
     for message in messages {
         let (headers, occurred, delay) = stamped(message)?;
-        statement
+        let written = statement
             .execute(params![
                 message.id.to_string(),
                 message.topic,
@@ -39,6 +39,7 @@ pub(crate) fn enqueue(tx: &Connection, messages: &[Message]) -> Result<(), Enque
                 delay,
             ])
             .map_err(|error| refused(message, error))?;
+        all_written(written as u64, message)?;
     }
     Ok(())
 }

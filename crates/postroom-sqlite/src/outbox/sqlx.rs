@@ -5,7 +5,7 @@ use postroom::{Admission, Consumer, EnqueueError, Inbox, Message, MessageId, Out
 use sqlx::Transaction;
 
 use crate::Sqlite;
-use crate::outbox::columns::{ADMIT_SQL, ENQUEUE_SQL, ID_INDEX, stamped};
+use crate::outbox::columns::{ADMIT_SQL, ENQUEUE_SQL, ID_INDEX, all_written, stamped};
 
 #[async_trait]
 impl<'t> Outbox<Transaction<'t, sqlx::Sqlite>> for Sqlite {
@@ -15,7 +15,7 @@ impl<'t> Outbox<Transaction<'t, sqlx::Sqlite>> for Sqlite {
         }
         for message in messages {
             let (headers, occurred, delay) = stamped(message)?;
-            sqlx::query(ENQUEUE_SQL)
+            let written = sqlx::query(ENQUEUE_SQL)
                 .bind(message.id.to_string())
                 .bind(&message.topic)
                 .bind(&message.kind)
@@ -33,6 +33,7 @@ impl<'t> Outbox<Transaction<'t, sqlx::Sqlite>> for Sqlite {
                 .execute(&mut **tx)
                 .await
                 .map_err(|error| refused(message, error))?;
+            all_written(written.rows_affected(), message)?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 -- $1 route, $2 lanes held, $3 seqs already handed out, $4 limit of heads and of the whole, $5 limit of followers a head,
 -- $6 bytes. Nothing of a blocked key.
 -- Heads by (route, due_at), up to a clock that is stable: a volatile one is no condition for an index. A head in hand keeps its followers back. Followers by (route, ordering_key, seq), up to the
--- next head of the key, which waits for its own time: the first of them are read once for each head, as arrays, and cut there. With each, the relays that died over it and that may have. Payloads are fetched only for what is handed out.
+-- next head of the key, which waits for its own time: the first of them are read once for each head, as arrays, and cut there. With each, the relays that died over it and that may have, and the replay that it belongs to. Payloads are fetched only for what is handed out.
 -- Statistics made while nothing was parked say that every index gives one row, so the planner may take any of them and read the whole table for
 -- each head. What is written here leaves it one: without sorts (see the caller), only (route, ordering_key, seq) gives the order by key and seq of
 -- a range of keys, which is one key. A subquery with a limit or an offset is looked up row by row.
@@ -42,7 +42,10 @@ weighed as (
 )
 select p.lane, p.seq, p.ordering_key, p.attempts, p.id, p.topic, p.type, p.payload, p.key, p.routing_key, p.content_type,
        p.headers::text, p.tenant_id, p.aggregate_type, p.aggregate_id, p.aggregate_version, p.occurred_at,
-       coalesce(s.deaths, 0) as deaths, coalesce(s.doubts, 0) as doubts
+       coalesce(s.deaths, 0) as deaths, coalesce(s.doubts, 0) as doubts,
+       (select w.operation from postroom.operation_watch w
+          join postroom.operations a on a.id = w.operation and a.kind = 'replay' and a.route = $1
+         where w.message_id = p.id and w.seq = p.seq order by w.operation desc limit 1) as replay
   from weighed c cross join lateral (select * from postroom.parked p where p.route = $1 and p.seq = c.seq offset 0) p
        left join lateral (select s.deaths, s.doubts from postroom.suspects s
                            where s.route = $1 and s.lane = p.lane and s.seq = p.seq offset 0) s on true

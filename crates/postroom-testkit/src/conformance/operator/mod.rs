@@ -67,6 +67,7 @@ macro_rules! operator_conforms {
             sizes_are_known_and_noted_once_an_hour
             work_waits_as_long_as_something_due_is_not_done
             what_was_sent_is_replayed_in_order_with_its_id_and_nothing_else_is
+            what_is_replayed_says_of_which_operation_it_is
             what_is_replayed_behind_waits_for_what_waits
             a_canary_goes_first_and_the_rest_waits
             a_paused_operation_gives_out_nothing_until_it_is_resumed

@@ -123,6 +123,38 @@ pub async fn what_was_sent_is_replayed_in_order_with_its_id_and_nothing_else_is<
     assert_eq!(shown(&store, again).await.done, 1);
 }
 
+/// A sink that recognises what it has stored must know that a replay is another time.
+pub async fn what_is_replayed_says_of_which_operation_it_is<F: Operated>(store: F) {
+    let source = holding(&store, "relay").await;
+    let finished = [message("a"), message("a"), message("b")];
+    store.commit(&finished).await;
+    let out = claim_all(&source).await;
+    assert!(out.iter().all(|delivery| delivery.replay.is_none()), "{out:?}");
+    settle(&source, out.iter().map(|delivery| (delivery.token, Outcome::Done))).await;
+    written(&source).await;
+    let filter = OperationFilter { topic: Some("orders".to_owned()), ..OperationFilter::default() };
+    let id = begun(&store, &replay(filter)).await;
+    assert_eq!(stepped(&store).await, 3);
+    store.make_due().await;
+    store.commit(&[message("c")]).await;
+    let (mut replayed, mut fresh) = (0, 0);
+    while replayed + fresh < 4 {
+        let out = claim_all(&source).await;
+        assert!(!out.is_empty(), "{replayed} of a replay and {fresh} others came");
+        for delivery in &out {
+            if finished.iter().any(|message| message.id == delivery.message.id) {
+                assert_eq!(delivery.replay, Some(id), "{delivery:?}");
+                replayed += 1;
+            } else {
+                assert_eq!(delivery.replay, None, "{delivery:?}");
+                fresh += 1;
+            }
+        }
+        settle(&source, out.iter().map(|delivery| (delivery.token, Outcome::Done))).await;
+    }
+    assert_eq!((replayed, fresh), (3, 1));
+}
+
 /// A replay that goes behind leaves the place of what waits in its key, and does not confuse a store about how far it has come.
 pub async fn what_is_replayed_behind_waits_for_what_waits<F: Operated>(store: F) {
     let source = holding(&store, "relay").await;
