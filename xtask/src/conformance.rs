@@ -66,6 +66,7 @@ const SUITES: &[(&str, &str, &str)] = &[
     ("consumer_store_sqlx", "receiving end", "sqlx 0.9"),
     ("consumer_store_sqlx_08", "receiving end", "sqlx 0.8"),
     ("sink", "publishing", "relay"),
+    ("transactions", "publishing", "the same, in transactions"),
     ("subscription", "receiving", "inboxes, consumers"),
     ("work_queue", "receiving", "the same, of a work queue"),
 ];
@@ -75,6 +76,7 @@ const BROKERS: &[(&str, &str)] = &[
     ("nats", "NATS 2.15"),
     ("kafka", "Kafka 4.3"),
     ("redis", "Redis 7.0"),
+    ("mqtt", "Mosquitto 2.0"),
     ("http", "HTTP"),
     ("lines", "file, standard output"),
     ("in_process", "in-process broker"),
@@ -82,7 +84,7 @@ const BROKERS: &[(&str, &str)] = &[
 
 /// What cannot be run at all, because it does not exist.
 const MISSING: &[(&str, &str, &str)] = &[
-    ("AMQP 1.0, MQTT, SQS, SMTP", "", "there is no sink and no subscription for them"),
+    ("AMQP 1.0, SQS, SMTP", "", "there is no sink and no subscription for them"),
     ("HTTP", "receiving", "it has no subscription"),
 ];
 

@@ -39,7 +39,8 @@ cargo xtask <command>
                                     install what is missing, start a private PostgreSQL and RabbitMQ, run all tests;
                                     ARGS go to `cargo test`. --newest: on the newest PostgreSQL that can be installed;
                                     --mysql: on MySQL in place of MariaDB. Without ARGS, the suites that every store passes
-                                    are also run on those two; --all: with all other tests of the stores
+                                    are also run on those two; --all: with all other tests of the stores, and kills
+                                    under 200,000 messages on Kafka
   packages                          install the Debian packages that compiling everything and the tests need; `test` does so too
   orders, checkout, articles [-- ARGS]
                                     run that example on a private PostgreSQL and RabbitMQ (articles: and MariaDB);
@@ -54,8 +55,9 @@ cargo xtask <command>
   seeded-bugs [--only NAME] [--list]
                                     seed one known bug (xtask/seeded-bugs/NAME.patch) after the other in a copy of the
                                     sources and require that a test fails
-  supply-chain [--bill]             check licences and sources of dependencies, compile each Cargo feature by itself, and
-                                    the documentation without a warning; --bill also writes a bill of materials to target/
+  supply-chain [--all] [--bill]     check licences and sources of dependencies, compile each Cargo feature of the libraries by
+                                    itself, and the documentation without a warning; --all: those of the program, too;
+                                    --bill also writes a bill of materials to target/
   tidy                              check crate directions, broker names, file sizes, pure files, and that the
                                     patches of seeded bugs apply
 

@@ -1,5 +1,5 @@
 //! `cargo xtask supply-chain`: licences and sources of every dependency, each Cargo feature by itself, and the documentation of the library
-//! without a warning. With `--bill`, a bill of materials, which is for a release: it finds nothing, and its tool takes minutes to compile.
+//! without a warning. With `--all`, also each feature of the program by itself. With `--bill`, a bill of materials, which is for a release: it finds nothing, and its tool takes minutes to compile.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -18,21 +18,23 @@ const FEATURES: [(&str, &[&str]); 6] = [
     ("postroom", &["", "trace", "crash-points", "trace,crash-points"]),
     ("postroom-postgres", &["", "tokio-postgres", "sqlx", "sqlx-08", "sqlx,sqlx-08", "tokio-postgres,sqlx,sqlx-08"]),
     ("postroom-sqlite", &["", "rusqlite", "sqlx", "rusqlite,sqlx"]),
-    ("postroom-brokers", &["", "http", "kafka", "nats", "rabbitmq", "redis"]),
+    ("postroom-brokers", &["", "http", "kafka", "mqtt", "nats", "rabbitmq", "redis"]),
     ("postroom-archive", &["", "parquet", "s3"]),
-    ("postroom-cli", &["", "kafka", "mssql", "otlp", "parquet", "s3"]),
+    ("postroom-cli", &["", "kafka,mqtt"]),
 ];
 
+/// Further ones, for `--all`: what they add is compiled by itself above, or is one dependency more.
+const FURTHER: (&str, &[&str]) = ("postroom-cli", &["kafka", "mqtt", "mssql", "otlp", "parquet", "s3"]);
+
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
-    let with_bill = match args {
-        [] => false,
-        [one] if one == "--bill" => true,
-        [unknown, ..] => {
-            return Err(Failure::usage(format!(
-                "`{unknown}` is not understood; supply-chain takes --bill, or nothing"
-            )));
-        }
-    };
+    let unknown = args.iter().find(|arg| !["--all", "--bill"].contains(&arg.as_str()));
+    if let Some(unknown) = unknown {
+        return Err(Failure::usage(format!(
+            "`{unknown}` is not understood; supply-chain takes --all, --bill, or nothing"
+        )));
+    }
+    let asked = |what: &str| args.iter().any(|arg| arg == what);
+    let (with_all, with_bill) = (asked("--all"), asked("--bill"));
     let workspace = Workspace::find()?;
     let held = Held::until_interrupted()?;
     let deny = installed(&workspace, &held, DENY)?;
@@ -54,7 +56,10 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     } else {
         eprintln!("==> left out: the bill of materials (cargo xtask supply-chain --bill)");
     }
-    for (package, features) in FEATURES {
+    if !with_all {
+        eprintln!("==> left out: each feature of the program by itself (cargo xtask supply-chain --all)");
+    }
+    for (package, features) in FEATURES.into_iter().chain(with_all.then_some(FURTHER)) {
         for features in features {
             step(&format!("{package} with features [{features}]"), || {
                 let mut cargo = workspace.cargo();

@@ -15,6 +15,8 @@ use crate::http;
 use crate::kafka;
 use crate::keys::keys_of;
 use crate::lines;
+#[cfg(feature = "mqtt")]
+use crate::mqtt;
 #[cfg(feature = "nats")]
 use crate::nats;
 #[cfg(feature = "rabbitmq")]
@@ -32,6 +34,8 @@ pub const BROKERS: &[&Broker] = &[
     &kafka::BROKER,
     #[cfg(feature = "redis")]
     &redis::BROKER,
+    #[cfg(feature = "mqtt")]
+    &mqtt::BROKER,
     #[cfg(feature = "http")]
     &http::BROKER,
     &lines::FILE,

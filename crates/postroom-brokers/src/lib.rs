@@ -7,6 +7,8 @@ pub mod in_process;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 pub mod lines;
+#[cfg(feature = "mqtt")]
+pub mod mqtt;
 #[cfg(feature = "nats")]
 pub mod nats;
 #[cfg(feature = "rabbitmq")]
@@ -15,14 +17,25 @@ pub mod rabbitmq;
 pub mod redis;
 
 mod brokers;
-#[cfg(any(feature = "kafka", feature = "redis"))]
+#[cfg(any(feature = "kafka", feature = "mqtt", feature = "redis"))]
 mod deliveries;
 mod keys;
-#[cfg(any(feature = "http", feature = "kafka", feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "mqtt", feature = "redis"))]
+mod server_address;
+#[cfg(any(feature = "mqtt", feature = "redis"))]
+mod server_stream;
+#[cfg(any(feature = "http", feature = "kafka", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod template;
-#[cfg(any(feature = "kafka", feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "kafka", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod text_headers;
-#[cfg(any(feature = "http", feature = "kafka", feature = "nats", feature = "rabbitmq", feature = "redis"))]
+#[cfg(any(
+    feature = "http",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "rabbitmq",
+    feature = "redis"
+))]
 mod tls;
 
 pub use brokers::{

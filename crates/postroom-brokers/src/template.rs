@@ -45,7 +45,7 @@ impl Template {
     }
 
     /// The parts that are the same for every message.
-    #[cfg(feature = "kafka")]
+    #[cfg(any(feature = "kafka", feature = "mqtt"))]
     pub fn texts(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|part| match part {
             Part::Text(text) => Some(text.as_str()),
@@ -54,7 +54,7 @@ impl Template {
     }
 
     /// The text, where it is the same for every message.
-    #[cfg(any(feature = "kafka", feature = "redis"))]
+    #[cfg(any(feature = "kafka", feature = "mqtt", feature = "redis"))]
     pub fn fixed(&self) -> Option<&str> {
         match self.0.as_slice() {
             [Part::Text(text)] => Some(text),

@@ -8,6 +8,8 @@ pub mod conformance;
 pub mod judge;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+#[cfg(feature = "mqtt")]
+pub mod mqtt;
 #[cfg(feature = "mssql")]
 pub mod mssql;
 #[cfg(feature = "nats")]

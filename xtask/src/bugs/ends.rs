@@ -482,4 +482,25 @@ pub(super) const BUGS: &[Bug] = &[
         test: &["--test", "kafka_transactions", "a_replay_is_stored_although_the_ledger_lists_the_message"],
         needs_bin: false,
     },
+    Bug {
+        name: "mqtt_takes_unheard_messages_for_stored",
+        breaks: "takes a message for stored that nobody will ever get",
+        package: "postroom-brokers",
+        test: &["--test", "mqtt", "a_message_that_nobody_subscribes_to_is_not_stored"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "mqtt_acks_what_is_open",
+        breaks: "acks messages that nobody has settled",
+        package: "postroom-brokers",
+        test: &["--test", "conformance", "mqtt::subscription::what_is_not_settled_comes_again_to_another"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "mqtt_forgets_what_came_with_the_answer",
+        breaks: "drops messages that came together with the answer to a connection",
+        package: "postroom-brokers",
+        test: &["--test", "conformance", "mqtt::subscription::what_is_not_settled_comes_again_to_another"],
+        needs_bin: false,
+    },
 ];

@@ -185,7 +185,7 @@ impl Server {
         let valkey = line(&info, "valkey_version");
         let version = valkey.or_else(|| line(&info, "redis_version")).map(str::to_owned);
         let name = if valkey.is_some() { "Valkey" } else { "Redis" };
-        Ok(Self { connection, is_encrypted: address.tls, version, name })
+        Ok(Self { connection, is_encrypted: address.server.tls, version, name })
     }
 
     fn shown(&self) -> String {

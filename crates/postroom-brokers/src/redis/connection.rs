@@ -8,26 +8,20 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_rustls::TlsConnector;
 
 use super::address::Address;
 use super::resp::{Replies, Reply, command};
-use crate::tls;
+use crate::server_stream::{self, CONNECT_WITHIN, Stream};
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// A server that has said nothing for three of them is gone.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 const HEARTBEATS_UNANSWERED_MAX: u32 = 2;
 /// Longest that a part of a buffer may take.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(30);
 const WRITTEN_AT_ONCE: usize = 64 << 10;
-
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 /// An open connection. Dropping it ends it.
 pub(super) struct Connection {
@@ -105,36 +99,17 @@ fn lock(of: &Mutex<State>) -> MutexGuard<'_, State> {
 impl Connection {
     /// Connects and logs in; `name` is what the server shows its operators.
     pub async fn open(address: &Address, name: &'static str) -> Result<Self, String> {
-        let at = format!("{}:{}", address.host, address.port);
-        match timeout(CONNECT_WITHIN, Self::open_in_time(address, name)).await {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(problem)) => Err(format!("{at}: {problem}{}", tls::hint(&problem))),
-            Err(_) => {
-                let hint = if address.tls { " (does that port use TLS?)" } else { "" };
-                Err(format!("{at}: no answer within {} s{hint}", CONNECT_WITHIN.as_secs()))
-            }
-        }
+        let opening = async { Self::greet(server_stream::connected(&address.server).await?, address, name).await };
+        server_stream::opened(&address.server, opening).await
     }
 
-    async fn open_in_time(address: &Address, name: &'static str) -> Result<Self, String> {
-        let told = |error: std::io::Error| error.to_string();
-        let tcp = TcpStream::connect((address.host.as_str(), address.port)).await.map_err(told)?;
-        tcp.set_nodelay(true).map_err(told)?;
-        let stream: Box<dyn Stream> = if address.tls {
-            let config = address.files.read()?.client()?;
-            let server =
-                rustls::pki_types::ServerName::try_from(address.host.clone()).map_err(|error| error.to_string())?;
-            let encrypted = TlsConnector::from(Arc::new(config)).connect(server, tcp).await;
-            Box::new(encrypted.map_err(|error| format!("{error} {error:?}"))?)
-        } else {
-            Box::new(tcp)
-        };
+    async fn greet(stream: Box<dyn Stream>, address: &Address, name: &'static str) -> Result<Self, String> {
         let connection = Self::over(stream);
         let by = Instant::now() + CONNECT_WITHIN;
         let mut greeting = Commands::default();
-        if !address.password.is_empty() {
-            let login = [address.user.as_str(), address.password.as_str()];
-            let without_user = usize::from(address.user.is_empty());
+        if !address.server.password.is_empty() {
+            let login = [address.server.user.as_str(), address.server.password.as_str()];
+            let without_user = usize::from(address.server.user.is_empty());
             greeting.add(["AUTH"].iter().chain(&login[without_user..]).collect::<Vec<_>>());
         }
         if address.database != 0 {

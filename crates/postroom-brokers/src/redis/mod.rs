@@ -112,7 +112,7 @@ impl RedisOptions {
             return Err(problem.to_owned());
         }
         let address = Address::parse(&self.url)?;
-        address.files.read()?;
+        address.server.files.read()?;
         let stream = Template::parse(&self.stream).map_err(|problem| format!("stream: {problem}"))?;
         stream.fixed().map_or(Ok(()), entry::check_stream).map_err(|problem| format!("stream: {problem}"))?;
         Ok((address, stream))
@@ -164,7 +164,7 @@ impl SubscriptionOptions for RedisSubscriptionOptions {
 
 /// Says once for each link that passwords and messages travel in clear to another machine.
 fn warn_if_in_clear(url: &str) {
-    if Address::parse(url).is_ok_and(|address| !address.tls && !address.is_here()) {
+    if Address::parse(url).is_ok_and(|address| !address.server.tls && !address.server.is_here()) {
         let shown = redact_url(url);
         tracing::warn!("the connection to Redis at {shown} is not encrypted; use rediss://");
     }

@@ -99,7 +99,7 @@ impl RedisSubscriptionOptions {
             return Err("unsettled_bytes_max must be at least 1".to_owned());
         }
         let address = Address::parse(&self.url)?;
-        address.files.read()?;
+        address.server.files.read()?;
         Ok(address)
     }
 }

@@ -8,6 +8,8 @@ mod in_process;
 #[cfg(feature = "kafka")]
 mod kafka;
 mod lines;
+#[cfg(feature = "mqtt")]
+mod mqtt;
 #[cfg(feature = "nats")]
 mod nats;
 #[cfg(feature = "rabbitmq")]

@@ -37,6 +37,22 @@ macro_rules! victim {
 }
 victim!(NatsServer);
 victim!(RedisServer);
+/// Mosquitto loses what it has when it is killed, so it is ended in order.
+#[cfg(feature = "mqtt")]
+impl Victim for postroom_testkit::services::MosquittoServer {
+    fn kill(&mut self) {
+        self.stop().unwrap();
+    }
+    fn start_again(&mut self) {
+        self.start_again().unwrap();
+    }
+    fn pause(&self) {
+        self.pause().unwrap();
+    }
+    fn resume(&self) {
+        self.resume().unwrap();
+    }
+}
 #[cfg(feature = "kafka")]
 victim!(postroom_testkit::services::KafkaServer);
 

@@ -20,6 +20,8 @@ mod kafka;
 mod killed;
 mod many;
 mod metrics;
+#[cfg(feature = "mqtt")]
+mod mqtt;
 #[cfg(feature = "mssql")]
 mod mssql;
 mod operations;

@@ -163,7 +163,10 @@ pub async fn a_refused_message_is_judged_so_and_its_neighbours_are_not<F: FarEnd
     let mut expected = Vec::new();
     for (n, (message, mut verdict)) in batch.iter().zip(publish(&sink, &batch).await).enumerate() {
         let mut tries = 0;
-        while matches!(verdict, Verdict::Unknown(_)) && tries < 20 {
+        while let Verdict::Unknown(why) = &verdict
+            && tries < 20
+        {
+            println!("message {n} is unknown: {why}");
             ready(&sink).await;
             verdict = publish(&sink, std::slice::from_ref(message)).await.remove(0);
             tries += 1;

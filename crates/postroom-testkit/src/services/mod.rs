@@ -11,6 +11,7 @@
 mod account;
 mod folder;
 mod kafka;
+mod mosquitto;
 mod mysql;
 mod nats;
 mod pgbouncer;
@@ -25,6 +26,7 @@ mod tmpfs;
 mod wait;
 
 pub use kafka::{KAFKA_JARS, KafkaSecurity, KafkaServer};
+pub use mosquitto::MosquittoServer;
 pub use mysql::{MYSQL_ROOT, MysqlServer};
 pub use nats::{NATS_PROGRAM, NatsServer};
 pub use pgbouncer::PgBouncer;
@@ -59,6 +61,9 @@ pub fn missing() -> Vec<&'static str> {
     if mysql::mariadb_programs().is_none() {
         // Without the package that starts a server of its own.
         packages.extend(["mariadb-server-core", "mariadb-client-core"]);
+    }
+    if mosquitto::program().is_none() {
+        packages.push("mosquitto");
     }
     if redis::program().is_none() {
         packages.push("redis-server");

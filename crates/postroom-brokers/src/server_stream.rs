@@ -1,0 +1,49 @@
+//! A connection to one server, encrypted or not.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use crate::server_address::ServerAddress;
+use crate::tls;
+
+pub(crate) const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+
+/// What bytes go over.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// Waits for `opening`, which begins with [`connected`] and says the first words, for ten seconds.
+pub(crate) async fn opened<T>(
+    address: &ServerAddress,
+    opening: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    let at = format!("{}:{}", address.host, address.port);
+    match timeout(CONNECT_WITHIN, opening).await {
+        Ok(Ok(opened)) => Ok(opened),
+        Ok(Err(problem)) => Err(format!("{at}: {problem}{}", tls::hint(&problem))),
+        Err(_) => {
+            let hint = if address.tls { " (does that port use TLS?)" } else { "" };
+            Err(format!("{at}: no answer within {} s{hint}", CONNECT_WITHIN.as_secs()))
+        }
+    }
+}
+
+/// A connection on which nothing was said yet.
+pub(crate) async fn connected(address: &ServerAddress) -> Result<Box<dyn Stream>, String> {
+    let told = |error: std::io::Error| error.to_string();
+    let tcp = TcpStream::connect((address.host.as_str(), address.port)).await.map_err(told)?;
+    tcp.set_nodelay(true).map_err(told)?;
+    if !address.tls {
+        return Ok(Box::new(tcp));
+    }
+    let config = address.files.read()?.client()?;
+    let server = rustls::pki_types::ServerName::try_from(address.host.clone()).map_err(|error| error.to_string())?;
+    let encrypted = TlsConnector::from(Arc::new(config)).connect(server, tcp).await;
+    Ok(Box::new(encrypted.map_err(|error| format!("{error} {error:?}"))?))
+}
