@@ -40,7 +40,7 @@ cargo xtask <command>
                                     ARGS go to `cargo test`. --newest: on the newest PostgreSQL that can be installed;
                                     --mysql: on MySQL in place of MariaDB. Without ARGS, the suites that every store passes
                                     are also run on those two; --all: with all other tests of the stores, and kills
-                                    under 200,000 messages on Kafka
+                                    under 200,000 messages on Kafka and JetStream
   packages                          install the Debian packages that compiling everything and the tests need; `test` does so too
   orders, checkout, articles [-- ARGS]
                                     run that example on a private PostgreSQL and RabbitMQ (articles: and MariaDB);

@@ -76,6 +76,11 @@ pub trait SinkOptions: Debug + Send + Sync {
     /// Looks whether messages could be sent with these options, and changes nothing; returns what was found.
     async fn check(&self) -> Result<String, CheckFailed>;
 
+    /// What no two routes may share: the broker would take one for the other; none: there is no such thing.
+    fn alone_as(&self) -> Option<String> {
+        None
+    }
+
     /// The most that a relay may have claimed and not covered by a saved position, for what the sink promises; none: any number.
     fn in_flight_max(&self) -> Option<usize> {
         None

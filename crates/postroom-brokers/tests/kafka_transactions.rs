@@ -27,7 +27,7 @@ async fn server() -> &'static KafkaServer {
 async fn options(server: &KafkaServer, topic: &str) -> (KafkaOptions, AuditTopic) {
     let audit = AuditTopic::create(&server.address(), topic, 4, &[]).await;
     let ledger = format!("{topic}-ledger");
-    AuditTopic::create(&server.address(), &ledger, 2, &[]).await;
+    AuditTopic::create(&server.address(), &ledger, 8, &[]).await;
     let mut options = KafkaOptions::new(format!("kafka://{}", server.address()));
     (options.transactional_id, options.ledger) = (Some(format!("{topic}-id")), Some(ledger));
     options.publish_deadline_seconds = 10;
@@ -110,6 +110,42 @@ async fn what_another_relay_has_stored_is_not_stored_again() {
     two.close().await;
 }
 
+/// The brokers refuse it in the middle of a transaction, or when it is to be committed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_producer_sends_that_is_refused_meanwhile_is_not_taken_for_stored() {
+    let (options, audit) = options(server().await, "refused").await;
+    let mut before = Arc::new(sink(&options));
+    let mut stored = Vec::new();
+    for _ in 0..6 {
+        let after = Arc::new(sink(&options));
+        let publishing = tokio::spawn(async move {
+            let mut stored = Vec::new();
+            loop {
+                let batch = of_lane(&orders("refused", 5), |_| 0);
+                let Ok(mut verdicts) = before.publish(&batch).await else { return stored };
+                let kept = (0..5)
+                    .filter(|place| verdicts.take(*place) == Verdict::Stored)
+                    .map(|place| batch.messages()[place].id);
+                let known = stored.len();
+                stored.extend(kept.map(|id| id.to_string()));
+                if stored.len() < known + 5 {
+                    return stored;
+                }
+            }
+        });
+        let first = orders("refused", 1);
+        until_stored(&after, &of_lane(&first, |_| 0)).await;
+        stored.extend(first.iter().map(|message| message.id.to_string()));
+        stored.extend(publishing.await.unwrap());
+        before = after;
+    }
+    stored.sort_unstable();
+    let there = ids(&audit).await;
+    let missing: Vec<&String> = stored.iter().filter(|id| there.binary_search(id).is_err()).collect();
+    assert!(missing.is_empty(), "{} of {} that were taken for stored are not there", missing.len(), stored.len());
+    assert!(there.windows(2).all(|pair| pair[0] != pair[1]), "twice");
+}
+
 #[tokio::test]
 async fn a_call_that_is_dropped_stores_all_or_nothing_and_nothing_twice() {
     let (options, audit) = options(server().await, "dropped").await;
@@ -178,17 +214,52 @@ async fn a_replay_is_stored_although_the_ledger_lists_the_message() {
 }
 
 #[tokio::test]
+async fn what_one_topic_has_is_not_taken_for_stored_in_another() {
+    let server = server().await;
+    let (options, first) = options(server, "first").await;
+    let second = AuditTopic::create(&server.address(), "second", 1, &[]).await;
+    let messages = orders("first", 20);
+    until_stored(&sink(&options), &of_lane(&messages, |_| 1)).await;
+    // The same ids and the same ledger, as when a route is configured anew.
+    let elsewhere = KafkaOptions { topic: "second".to_owned(), ..options.clone() };
+    until_stored(&sink(&elsewhere), &of_lane(&messages, |_| 1)).await;
+    until_stored(&sink(&options), &of_lane(&messages, |_| 1)).await;
+    assert_eq!((ids(&first).await, ids(&second).await), (sorted(&messages), sorted(&messages)));
+}
+
+/// A lane keeps its partition of the ledger, so that partitions can be added.
+#[tokio::test]
+async fn a_ledger_may_get_more_partitions_and_must_have_one_for_each_lane() {
+    let server = server().await;
+    let (mut options, audit) = options(server, "grown").await;
+    let ledger = AuditTopic::create(&server.address(), "small-ledger", 2, &[]).await;
+    options.ledger = Some("small-ledger".to_owned());
+    let messages = orders("grown", 20);
+    until_stored(&sink(&options), &of_lane(&messages, |place| (place % 2) as u16)).await;
+    let error = sink(&options).publish(&of_lane(&orders("grown", 1), |_| 2)).await.unwrap_err();
+    let why = std::error::Error::source(&error).unwrap().to_string();
+    assert!(why.contains("has 2 partitions") && why.contains("--alter"), "{why}");
+    ledger.partitions(5).await;
+    until_stored(&sink(&options), &of_lane(&messages, |place| (place % 2) as u16)).await;
+    assert_eq!(ids(&audit).await, sorted(&messages));
+    AuditTopic::create(&server.address(), "compacted-ledger", 2, &[("cleanup.policy", "compact")]).await;
+    options.ledger = Some("compacted-ledger".to_owned());
+    let error = options.check().await.unwrap_err();
+    assert!(error.problem.contains("is compacted") && error.advice.contains("cleanup.policy=delete"), "{error:?}");
+}
+
+#[tokio::test]
 async fn what_is_missing_for_transactions_is_told() {
     let server = server().await;
     let (options, _) = options(server, "complete").await;
     let found = options.check().await.unwrap();
     assert!(
-        found.contains("in transactions, with ledger \"complete-ledger\" of 2 partitions") || found.contains("topics"),
+        found.contains("in transactions, with ledger \"complete-ledger\" of 8 partitions") || found.contains("topics"),
         "{found}"
     );
     let fixed = KafkaOptions { topic: "complete".to_owned(), ..options.clone() };
     let found = fixed.check().await.unwrap();
-    assert!(found.contains("in transactions, with ledger \"complete-ledger\" of 2 partitions"), "{found}");
+    assert!(found.contains("in transactions, with ledger \"complete-ledger\" of 8 partitions"), "{found}");
     let missing = KafkaOptions { ledger: Some("nowhere".to_owned()), ..fixed.clone() };
     let error = missing.check().await.unwrap_err();
     assert!(error.problem.contains("\"nowhere\"") && error.advice.contains("--partitions 16"), "{error:?}");

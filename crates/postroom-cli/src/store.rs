@@ -114,6 +114,10 @@ fn mssql_frugal(url: &str, _: usize) -> Result<(Arc<dyn Store>, usize), Failure>
 }
 
 fn sqlite(url: &str) -> Option<Opened> {
-    let path = postroom_sqlite::path_of(url)?;
+    let Some(path) = postroom_sqlite::path_of(url) else {
+        let is_nameless = url.starts_with("sqlite:");
+        return is_nameless
+            .then(|| Err(Failure::new(exit::USAGE, format!("store URL {url:?} names no file; write sqlite:FILE"))));
+    };
     Some(Ok(Arc::new(postroom_sqlite::Database::new(path))))
 }

@@ -71,6 +71,20 @@ async fn of_transactions(
         problem: format!("the ledger, topic {ledger:?}, does not exist"),
         advice: transactions::create_ledger(ledger),
     })?;
+    let admin: AdminClient<DefaultClientContext> =
+        client::config(address).map_err(unusable)?.create().map_err(|error| failed(address, &error.to_string()))?;
+    let within = AdminOptions::new().request_timeout(Some(ANSWERS_WITHIN));
+    // Without the right to read its settings they are not looked at.
+    let settings = admin.describe_configs(&[ResourceSpecifier::Topic(ledger)], &within).await.unwrap_or_default();
+    let policy = settings.first().and_then(|found| found.as_ref().ok()?.get("cleanup.policy")?.value.clone());
+    if policy.is_some_and(|policy| policy.contains("compact")) {
+        return Err(CheckFailed {
+            problem: format!("the ledger, topic {ledger:?}, is compacted, and takes no record without a key"),
+            advice: format!(
+                "kafka-configs.sh --alter --entity-type topics --entity-name {ledger} --add-config cleanup.policy=delete"
+            ),
+        });
+    }
     let id = format!("{}-check", exactly_once.transactional_id);
     let producer = client::transactional(address, options, Watcher::default(), &id);
     let producer = producer.map_err(|problem| failed(address, &problem))?;
@@ -146,10 +160,15 @@ fn asker(address: &Address, watcher: Watcher) -> Result<client::Producer, String
 pub(super) async fn hazards(options: &KafkaOptions) -> Result<Vec<Hazard>, CheckFailed> {
     let opened = options.opened().map_err(unusable)?;
     let cluster = cluster(&opened.address, opened.topic.fixed()).await?;
-    let topics: Vec<&Topic> = match opened.topic.fixed() {
+    let ledger = match &opened.exactly_once {
+        Some(exactly_once) => self::cluster(&opened.address, Some(&exactly_once.ledger)).await?.topics,
+        None => Vec::new(),
+    };
+    let mut topics: Vec<&Topic> = match opened.topic.fixed() {
         Some(wanted) => cluster.topics.iter().filter(|topic| topic.name == wanted).collect(),
         None => cluster.topics.iter().filter(|topic| opened.topic.may_be(&topic.name)).take(TOPICS_MAX).collect(),
     };
+    topics.extend(&ledger);
     if topics.is_empty() {
         return Ok(Vec::new());
     }

@@ -11,29 +11,32 @@ use rdkafka::{Message as _, Offset, TopicPartitionList};
 
 use super::address::Address;
 use super::client;
+use super::progress::print_of;
 
 /// So many messages of a lane are recognised. More than [`IN_FLIGHT_MAX`], for relays that die one after the other.
 pub(super) const RECOGNISED: usize = 20_000;
 /// A relay may have no more on their way than this.
 pub(super) const IN_FLIGHT_MAX: usize = 10_000;
 const VERSION: u8 = 1;
-const ENTRY_BYTES: usize = 32;
+const ENTRY_BYTES: usize = 40;
 /// Looked at first, from the end; each further look goes four times as far back.
 const LOOK_BACK: i64 = 2_000;
 const POLL: Duration = Duration::from_millis(100);
 
-/// A message, and the replay that sends it once more: a message may be stored once for each.
+/// A message in a topic, and the replay that sends it once more: a message may be stored once for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Entry {
     id: u128,
     /// Zero: its first time.
     replay: u128,
+    /// A hash of the topic's name: what is stored in one is not stored in another.
+    topic: u64,
 }
 
 impl Entry {
-    pub fn of(id: MessageId, way: &Way) -> Self {
+    pub fn of(id: MessageId, way: &Way, topic: &str) -> Self {
         let replay = way.replay.map_or(0, |operation| operation.as_uuid().as_u128());
-        Self { id: id.as_uuid().as_u128(), replay }
+        Self { id: id.as_uuid().as_u128(), replay, topic: print_of([topic.as_bytes()]) }
     }
 }
 
@@ -42,9 +45,10 @@ pub(super) fn written(name: &str, entries: impl Iterator<Item = Entry>) -> Vec<u
     let name = &name.as_bytes()[..name.len().min(usize::from(u8::MAX))];
     let mut record = vec![VERSION, name.len() as u8];
     record.extend_from_slice(name);
-    for Entry { id, replay } in entries {
+    for Entry { id, replay, topic } in entries {
         record.extend_from_slice(&id.to_be_bytes());
         record.extend_from_slice(&replay.to_be_bytes());
+        record.extend_from_slice(&topic.to_be_bytes());
     }
     record
 }
@@ -54,7 +58,11 @@ pub(super) fn read<'a>(record: &'a [u8], name: &str) -> Option<impl Iterator<Ite
     let [VERSION, length, rest @ ..] = record else { return None };
     let (found, entries) = rest.split_at_checked(usize::from(*length))?;
     let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| (number << 8) | u128::from(*byte));
-    let entry = move |bytes: &[u8]| Entry { id: number(&bytes[..16]), replay: number(&bytes[16..]) };
+    let entry = move |bytes: &[u8]| Entry {
+        id: number(&bytes[..16]),
+        replay: number(&bytes[16..32]),
+        topic: number(&bytes[32..]) as u64,
+    };
     (found == name.as_bytes()).then(|| entries.chunks_exact(ENTRY_BYTES).map(entry))
 }
 
@@ -172,7 +180,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_under_its_name_alone() {
-        let entries: Vec<Entry> = (1..5).map(|n| Entry { id: n << 100, replay: n % 2 }).collect();
+        let entries: Vec<Entry> = (1..5).map(|n| Entry { id: n << 100, replay: n % 2, topic: n as u64 }).collect();
         let record = written("shop-3", entries.iter().copied());
         assert_eq!(read(&record, "shop-3").unwrap().collect::<Vec<_>>(), entries);
         assert!(read(&record, "shop-33").is_none() && read(&record, "shop").is_none());
@@ -181,11 +189,12 @@ mod tests {
     #[test]
     fn the_oldest_is_forgotten_first() {
         let mut stored = Stored::default();
-        let entry = |n: usize| Entry { id: n as u128, replay: 0 };
+        let entry = |n: usize| Entry { id: n as u128, replay: 0, topic: 7 };
         (0..RECOGNISED + 2).for_each(|n| stored.add(entry(n)));
         (0..10).for_each(|_| stored.add(entry(5)));
         assert!(!stored.has(&entry(1)) && stored.has(&entry(2)) && stored.has(&entry(RECOGNISED + 1)));
-        assert!(!stored.has(&Entry { id: 5, replay: 1 }), "a replay is another time");
+        assert!(!stored.has(&Entry { replay: 1, ..entry(5) }), "a replay is another time");
+        assert!(!stored.has(&Entry { topic: 8, ..entry(5) }), "another topic is another place");
     }
 
     proptest! {

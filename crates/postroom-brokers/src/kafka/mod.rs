@@ -151,6 +151,11 @@ impl SinkOptions for KafkaOptions {
         check::of_sink(self).await
     }
 
+    fn alone_as(&self) -> Option<String> {
+        let id = self.transactional_id.as_ref()?;
+        Some(format!("transactional_id {id:?} of kafka {}", address::shown(&self.url)))
+    }
+
     fn in_flight_max(&self) -> Option<usize> {
         self.transactional_id.is_some().then_some(ledger::IN_FLIGHT_MAX)
     }

@@ -24,6 +24,9 @@ use super::topics::{Topic, Topics};
 use super::{ExactlyOnce, KafkaOptions, Opened, address, record};
 use crate::OpenSinkError;
 
+/// A batch that waited for its lane has so long for it at least.
+const ENTERED_WITHIN_LEAST: Duration = Duration::from_secs(2);
+
 /// Publishes to topics of one cluster, each message once for readers of committed messages.
 pub struct KafkaTransactionsSink {
     options: KafkaOptions,
@@ -43,6 +46,8 @@ pub struct KafkaTransactionsSink {
 struct Lane {
     /// Begun, and as far as is known not refused.
     producer: Option<Arc<Producer>>,
+    /// Of the ledger.
+    partition: i32,
     stored: Stored,
     /// A transaction was begun, and its end was not seen.
     in_doubt: bool,
@@ -95,7 +100,12 @@ impl KafkaTransactionsSink {
     }
 
     /// The producer of a lane. A new one refuses the older one, whoever has it, and then knows what that has stored.
-    async fn entered(&self, number: u16, lane: &mut MutexGuard<'_, Lane>) -> Result<Arc<Producer>, Unavailable> {
+    async fn entered(
+        &self,
+        number: u16,
+        lane: &mut MutexGuard<'_, Lane>,
+        by: Instant,
+    ) -> Result<Arc<Producer>, Unavailable> {
         if lane.in_doubt {
             leave(lane);
         }
@@ -105,10 +115,10 @@ impl KafkaTransactionsSink {
         let id = self.transactional_id(number);
         let made = client::transactional(&self.opened.address, &self.options, self.watcher.clone(), &id);
         let producer = Arc::new(made.map_err(|error| self.unavailable(error))?);
-        let entered = self.enter(number, &producer, id).await;
+        let entered = self.enter(number, &producer, id, by).await;
         match entered {
-            Ok(stored) => {
-                (lane.stored, lane.producer) = (stored, Some(producer.clone()));
+            Ok((partition, stored)) => {
+                (lane.partition, lane.stored, lane.producer) = (partition, stored, Some(producer.clone()));
                 self.watcher.is_up();
                 Ok(producer)
             }
@@ -119,8 +129,15 @@ impl KafkaTransactionsSink {
         }
     }
 
-    async fn enter(&self, number: u16, producer: &Arc<Producer>, id: String) -> Result<Stored, String> {
-        let within = self.deadline();
+    /// The lane's partition of the ledger, and what it lists.
+    async fn enter(
+        &self,
+        number: u16,
+        producer: &Arc<Producer>,
+        id: String,
+        by: Instant,
+    ) -> Result<(i32, Stored), String> {
+        let within = by.saturating_duration_since(Instant::now()).max(ENTERED_WITHIN_LEAST);
         let topic = self.exactly_once.ledger.clone();
         let partitions = match self.topics.find(producer, &topic, within).await? {
             Topic::There(partitions) => i32::try_from(partitions).unwrap_or(i32::MAX).max(1),
@@ -131,14 +148,21 @@ impl KafkaTransactionsSink {
                 ));
             }
         };
-        let partition = i32::from(number) % partitions;
+        // A lane keeps its partition when the ledger gets more of them.
+        let partition = i32::from(number);
+        if partition >= partitions {
+            return Err(format!(
+                "the ledger, topic {topic:?}, has {partitions} partitions, and a lane of this outbox is its number {number}, counted from 0: give it a partition \
+                 for each lane (kafka-topics.sh --alter --topic {topic} --partitions …)"
+            ));
+        }
         let (begun, address) = (producer.clone(), self.opened.address.clone());
         let entering = spawn_blocking(move || {
             let begun = begun.init_transactions(within);
             begun.map_err(|error| format!("begin transactions as {id:?}: {error}; {}", advice(&error, &id)))?;
-            ledger::last(&address, (&topic, partition), &id, within)
+            Ok((partition, ledger::last(&address, (&topic, partition), &id, within)?))
         });
-        match timeout(within * 2 + GRACE, entering).await {
+        match timeout(within + GRACE, entering).await {
             Ok(Ok(stored)) => stored,
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err("its client does not answer".to_owned()),
@@ -155,21 +179,24 @@ impl KafkaTransactionsSink {
     ) -> Result<Vec<(usize, Verdict)>, Unavailable> {
         let lane = self.lane(number);
         let Ok(mut lane) = timeout_at(by, lane.lock()).await else { return Ok(Vec::new()) };
-        let producer = self.entered(number, &mut lane).await?;
+        let producer = self.entered(number, &mut lane, by).await?;
         let mut judged = Vec::with_capacity(places.len());
         // Nothing of a key is sent behind one that is not.
         let mut left_behind = HashSet::<&str>::new();
         let mut chosen = Vec::<Chosen>::with_capacity(places.len());
-        for (place, message, entry) in messages(batch, places.iter().copied()) {
-            if lane.stored.has(&entry) {
+        for place in places.iter().copied() {
+            let (Some(message), Some(way)) = (batch.messages().get(place), batch.ways().get(place)) else { continue };
+            let topic = record::topic(&self.opened.topic, message);
+            if topic.as_ref().is_ok_and(|topic| lane.stored.has(&Entry::of(message.id, way, topic))) {
                 judged.push((place, Verdict::Stored));
                 continue;
             }
             let key = message.ordering_key();
             if key.is_some_and(|key| left_behind.contains(key)) {
+                judged.push((place, behind()));
                 continue;
             }
-            let refused = match record::topic(&self.opened.topic, message) {
+            let refused = match topic {
                 Err(reason) => Verdict::failed(FailureKind::Permanent, reason),
                 Ok(topic) if topic == self.exactly_once.ledger => {
                     Verdict::failed(FailureKind::Permanent, format!("topic {topic:?} is the ledger of this route"))
@@ -189,19 +216,21 @@ impl KafkaTransactionsSink {
         let mut rounds = VecDeque::from([chosen]);
         while let Some(mut round) = rounds.pop_front() {
             let key = |place: usize| batch.messages().get(place).and_then(|message| message.ordering_key());
-            round.retain(|(place, _)| !key(*place).is_some_and(|key| left_behind.contains(key)));
+            round.retain(|(place, _)| {
+                let is_behind = key(*place).is_some_and(|key| left_behind.contains(key));
+                judged.extend(is_behind.then(|| (*place, behind())));
+                !is_behind
+            });
             if round.is_empty() || Instant::now() >= by {
                 continue;
             }
             lane.in_doubt = true;
-            let ended = self.transaction(number, &producer, batch, &round, by).await;
+            let ended = self.transaction((number, lane.partition), &producer, batch, &round, by).await;
             lane.in_doubt = matches!(ended, Ended::InDoubt(_));
             match ended {
                 Ended::Committed => {
-                    for (place, _, entry) in messages(batch, round.iter().map(|(place, _)| *place)) {
-                        lane.stored.add(entry);
-                        judged.push((place, Verdict::Stored));
-                    }
+                    entries(batch, &round).for_each(|entry| lane.stored.add(entry));
+                    judged.extend(round.into_iter().map(|(place, _)| (place, Verdict::Stored)));
                     self.watcher.is_up();
                 }
                 Ended::Refused(refused) => {
@@ -231,7 +260,7 @@ impl KafkaTransactionsSink {
     /// Stores these, and that they are stored, or nothing.
     async fn transaction(
         &self,
-        number: u16,
+        (number, partition): (u16, i32),
         producer: &Arc<Producer>,
         batch: &Batch,
         round: &[Chosen],
@@ -242,12 +271,7 @@ impl KafkaTransactionsSink {
             return Ended::InDoubt(ended_early(&error, &id));
         }
         let ledger = &self.exactly_once.ledger;
-        let Ok(Topic::There(partitions)) = self.topics.find(producer, ledger, self.deadline()).await else {
-            return Ended::InDoubt(no_ledger(ledger));
-        };
-        let partition = i32::from(number) % i32::try_from(partitions).unwrap_or(i32::MAX).max(1);
-        let entries = messages(batch, round.iter().map(|(place, _)| *place)).map(|(_, _, entry)| entry);
-        let listed = ledger::written(&id, entries);
+        let listed = ledger::written(&id, entries(batch, round));
         let listed = FutureRecord::<[u8], [u8]>::to(ledger).partition(partition).payload(&listed);
         let mut reports = Vec::with_capacity(round.len() + 1);
         let mut refused = Vec::new();
@@ -326,15 +350,17 @@ impl KafkaTransactionsSink {
     }
 }
 
-/// The messages at these places.
-fn messages(
-    batch: &Batch,
-    places: impl Iterator<Item = usize>,
-) -> impl Iterator<Item = (usize, &postroom::Message, Entry)> {
-    places.filter_map(|place| {
-        let (message, way) = (batch.messages().get(place)?, batch.ways().get(place)?);
-        Some((place, &**message, Entry::of(message.id, way)))
+/// What the ledger lists of these.
+fn entries(batch: &Batch, round: &[Chosen]) -> impl Iterator<Item = Entry> {
+    round.iter().filter_map(|(place, topic)| {
+        let (message, way) = (batch.messages().get(*place)?, batch.ways().get(*place)?);
+        Some(Entry::of(message.id, way, topic))
     })
+}
+
+/// Of a message that was not sent.
+fn behind() -> Verdict {
+    Verdict::Unknown("not sent: one of its key before it was refused".to_owned())
 }
 
 /// The next one begins anew, and finds in the ledger what this one has stored.
@@ -365,7 +391,7 @@ fn ended_early(error: &KafkaError, id: &str) -> String {
         matches!(error.rdkafka_error_code(), Some(Code::Fenced | Code::ProducerFenced | Code::InvalidProducerEpoch));
     if is_refused {
         return format!(
-            "another producer with transactional id {id:?} has begun: another relay has taken the lane, or another route has the same transactional_id"
+            "the brokers refuse the producer {id:?}: another relay has taken the lane, its transaction was open for too long, or another route has the same transactional_id"
         );
     }
     format!("the transaction did not end as it should: {error}")

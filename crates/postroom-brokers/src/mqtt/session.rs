@@ -221,7 +221,7 @@ impl Session {
             write(stream, &to_write).await?;
             tokio::select! {
                 came = stream.read_buf(read), if has_room => match came {
-                    Ok(0) => return Err("the broker ended the connection".to_owned()),
+                    Ok(0) => return Err("the broker ended the connection (does somebody else use this client_id?)".to_owned()),
                     Ok(_) => heard = Instant::now(),
                     Err(error) => return Err(error.to_string()),
                 },

@@ -240,6 +240,21 @@ fn read(mut table: Table, variables: &[Variable]) -> Result<Config, String> {
             ));
         }
     }
+    for (index, Routed { route, sink, .. }) in routes.iter().enumerate() {
+        let Some(alone_as) = sink.alone_as() else { continue };
+        if many {
+            return Err(format!(
+                "route {:?} has {alone_as}, which no two databases may share; it cannot be a route of [[stores]]",
+                route.name
+            ));
+        }
+        if let Some(other) = routes[..index].iter().find(|other| other.sink.alone_as().as_ref() == Some(&alone_as)) {
+            return Err(format!(
+                "the routes {:?} and {:?} both have {alone_as}; give each of them one of its own",
+                other.route.name, route.name
+            ));
+        }
+    }
     for (index, inbox) in inboxes.iter().enumerate() {
         if inboxes[..index].iter().any(|other| other.consumer == inbox.consumer) {
             return Err(format!(

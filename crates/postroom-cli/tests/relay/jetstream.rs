@@ -30,19 +30,29 @@ fn configuration(rig: &Rig, server: &NatsServer, inbox: bool) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_doubled_or_out_of_order_through_jetstream_while_everything_is_killed() {
+    through_jetstream(MESSAGES, 8).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes: cargo xtask test --all"]
+async fn nothing_of_200_000_is_lost_doubled_or_out_of_order_through_jetstream() {
+    through_jetstream(200_000, 24).await;
+}
+
+async fn through_jetstream(messages: usize, faults: usize) {
     let rig = Rig::shared().await;
     let mut server = NatsServer::start(&surroundings::scratch("nats"), "").unwrap();
     let stream = AuditStream::create(&server.address(), "ORDERS", &["orders.>"], json!({})).await;
     let text = configuration(&rig, &server, true);
     let program = surroundings::postroom_binary();
-    let kept = killed::carry(&rig, &mut server, (&program, &text), (MESSAGES, 61), 8).await;
+    let kept = killed::carry(&rig, &mut server, (&program, &text), (messages, 61), faults).await;
     let history = History {
         stored: stream.all().await.into_iter().map(|stored| stored.id).collect(),
         kept: Some(kept),
         // The stream recognises what it has stored.
         ..rig.history(0, false).await
     };
-    assert!(history.pending.is_empty() && history.dead.is_empty() && history.committed.len() >= MESSAGES);
+    assert!(history.pending.is_empty() && history.dead.is_empty() && history.committed.len() >= messages);
     assert_clean(&history);
 }
 

@@ -133,3 +133,33 @@ async fn a_missing_topic_holds_up_the_route_and_the_doctor_says_what_a_topic_wou
     assert!(settings["found"].as_str().unwrap().contains("has one replica"), "{settings}");
     assert_eq!(relay.terminate().0, Some(0));
 }
+
+/// Each would take what the other has stored for its own, or refuse the other's producers all the time.
+#[tokio::test]
+async fn two_routes_with_one_transactional_id_are_refused_and_so_are_too_many_messages_in_flight() {
+    let dir = surroundings::scratch("kafka-config");
+    let route = |name: &str, id: &str| {
+        format!(
+            "[[routes]]\nname = {name:?}\n[routes.sink]\nkind = \"kafka\"\nurl = \"kafka://127.0.0.1:1\"\ntopic = {name:?}\n\
+             transactional_id = {id:?}\nledger = \"ledger\"\n"
+        )
+    };
+    let checked = |text: String| {
+        let file = dir.join("postroom.toml");
+        std::fs::write(&file, text).unwrap();
+        let output = postroom(&["check", "--config", &file.display().to_string()]);
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let one = format!("[store]\nurl = \"sqlite:x.db\"\n{}", route("a", "shop"));
+    let (code, told) = checked(format!("{one}{}", route("b", "shop")));
+    assert!(
+        code == Some(78) && told.contains("\"a\" and \"b\" both have transactional_id \"shop\""),
+        "{code:?}: {told}"
+    );
+    let (code, told) = checked(format!("{one}[relay]\nin_flight_max = 20000\n"));
+    assert!(code == Some(78) && told.contains("at most 10000"), "{code:?}: {told}");
+    let (code, told) = checked(format!("[[stores]]\nname = \"one\"\nurl = \"sqlite:x.db\"\n{}", route("a", "shop")));
+    assert!(code == Some(78) && told.contains("no two databases may share"), "{code:?}: {told}");
+    let (_, told) = checked(format!("{one}{}", route("b", "other")));
+    assert!(!told.contains("both have"), "{told}");
+}
