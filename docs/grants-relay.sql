@@ -31,7 +31,7 @@ grant select, insert, update, delete on postroom.parked, postroom.relays, postro
 grant select, insert on postroom.dead_letters, postroom.blocked_keys to postroom_relay;
 -- What `[admin]` needs for the metrics about the store: how much waits at the receiving end, without payloads, and how large tables are.
 grant select on postroom.sizes, postroom.inbox, postroom.inbox_fillers, postroom.operation_watch, postroom.reconciliations to postroom_relay;
-grant select (id, kind) on postroom.operations to postroom_relay;
+grant select (id, kind, route) on postroom.operations to postroom_relay;
 grant select (consumer, seq, message_id, type, topic, ordering_key, died_at, cause, error, tenant_id, aggregate_id)
     on postroom.dead_consume to postroom_relay;
 grant select (consumer, message_id, state, attempts, received_at, due_at, last_error) on postroom.inbox_messages to postroom_relay;

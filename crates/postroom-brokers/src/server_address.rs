@@ -14,6 +14,8 @@ pub(crate) struct Scheme {
     pub encrypted: &'static str,
     /// Where there is no port in the URL: that of either.
     pub ports: (u16, u16),
+    /// Whether a login without a colon is a user; a password otherwise.
+    pub login_is_user: bool,
     /// What may be in a URL, for people.
     pub form: &'static str,
 }
@@ -51,7 +53,8 @@ impl ServerAddress {
         };
         let decoded = |text: &str| percent_decode_str(text).decode_utf8().map(String::from).map_err(|_| unreadable());
         let (login, place) = rest.rsplit_once('@').unwrap_or(("", rest));
-        let (user, password) = login.split_once(':').unwrap_or(("", login));
+        let lone = if scheme.login_is_user { (login, "") } else { ("", login) };
+        let (user, password) = login.split_once(':').unwrap_or(lone);
         let (place, path) = place.split_once('/').unwrap_or((place, ""));
         let (host, port) = match place.rsplit_once(':') {
             // An IPv6 address has colons of its own, and stands in brackets.
@@ -80,6 +83,7 @@ mod tests {
         plain: "redis://",
         encrypted: "rediss://",
         ports: (6379, 6380),
+        login_is_user: false,
         form: "redis://USER:PASSWORD@HOST:PORT/DATABASE",
     };
 
@@ -97,6 +101,8 @@ mod tests {
         assert_eq!(read("rediss://relay:p%2f%40@h:1/7"), of("h", 1, "relay", "p/@", "7", true));
         assert_eq!(read("redis://:secret@[::1]:2/"), of("::1", 2, "", "secret", "", false));
         assert_eq!(read("redis://secret@[::1]"), of("::1", 6379, "", "secret", "", false));
+        let user = ServerAddress::parse("redis://relay@h", &Scheme { login_is_user: true, ..SCHEME }).unwrap();
+        assert_eq!((user.user.as_str(), user.password.as_str()), ("relay", ""));
         for url in [
             "amqp://u:secret@h",
             "redis://u:secret@",

@@ -30,26 +30,7 @@ pub struct InboxSink {
     keepers: usize,
     shown: String,
     deadline: Duration,
-    down: Mutex<Option<Down>>,
-}
-
-/// Why nothing was stored the last time.
-#[derive(Debug)]
-enum Down {
-    /// The store could not be reached.
-    Away(String),
-    /// It was reached, and stored nothing: that it can be reached says nothing new.
-    Refused(String),
-}
-
-impl Down {
-    fn of(error: &(dyn std::error::Error + 'static)) -> Self {
-        let why = tidy_reason(chain(error));
-        match error.downcast_ref::<StoreError>() {
-            Some(StoreError::Refused { .. } | StoreError::Schema { .. }) => Self::Refused(why),
-            _ => Self::Away(why),
-        }
-    }
+    down: Mutex<Option<String>>,
 }
 
 /// A keeper that one batch uses; it comes back when the batch ends or is dropped.
@@ -86,11 +67,11 @@ impl InboxSink {
 
     fn unavailable(&self, error: impl Into<postroom::BoxError>) -> Unavailable {
         let error = error.into();
-        *self.down() = Some(Down::of(error.as_ref()));
+        *self.down() = Some(chain(error.as_ref()));
         Unavailable::new(format!("the inbox in {}", self.shown), error)
     }
 
-    fn down(&self) -> std::sync::MutexGuard<'_, Option<Down>> {
+    fn down(&self) -> std::sync::MutexGuard<'_, Option<String>> {
         self.down.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -145,9 +126,17 @@ impl Sink for InboxSink {
         let mut verdicts = batch.silent();
         let (mut messages, mut places): (Vec<Message>, Vec<usize>) = (Vec::new(), Vec::new());
         let mut ids: HashSet<MessageId> = HashSet::new();
+        // Behind one of its key that was not stored, no other is sent.
+        let mut held_up: HashSet<String> = HashSet::new();
         for (place, message) in batch.messages().iter().enumerate() {
+            let key = message.ordering_key();
+            if key.is_some_and(|key| held_up.contains(key)) {
+                verdicts.judge(place, Verdict::NotSent);
+                continue;
+            }
             if let Some(reason) = too_long(message) {
                 verdicts.judge(place, Verdict::failed(FailureKind::Permanent, reason));
+                held_up.extend(key.map(str::to_owned));
                 continue;
             }
             places.push(place);
@@ -174,12 +163,12 @@ impl Sink for InboxSink {
             }
             Err(error) => tracing::debug!("the messages of a batch are stored one by one: {}", chain(&error)),
         }
-        // Behind one of its key that was not stored, no other is sent.
-        let (mut held_up, mut any): (HashSet<String>, bool) = (HashSet::new(), false);
+        let mut any = false;
         for place in places {
             let Some(message) = batch.messages().get(place) else { continue };
             let key = message.ordering_key().map(str::to_owned);
             if key.as_ref().is_some_and(|key| held_up.contains(key)) {
+                verdicts.judge(place, Verdict::NotSent);
                 continue;
             }
             let mut message = Message::clone(message);
@@ -195,7 +184,7 @@ impl Sink for InboxSink {
                 // It is about none of them: the store is away, or has changed its mind about this program.
                 Err(error) if any => {
                     let why = tidy_reason(chain(&error));
-                    *self.down() = Some(Down::of(&error));
+                    *self.down() = Some(why.clone());
                     verdicts.judge(place, Verdict::Unknown(why));
                     return Ok(verdicts);
                 }
@@ -209,17 +198,13 @@ impl Sink for InboxSink {
         let by = Instant::now() + self.deadline;
         let (_turn, lent) = self.lent(by).await?;
         Self::asked(by, lent.keeper.filler()).await.map_err(|error| self.unavailable(error))?;
-        self.down().take_if(|down| matches!(down, Down::Away(_)));
+        *self.down() = None;
         Ok(())
     }
 
     fn disconnected(&self) -> Option<String> {
-        match self.down().as_ref()? {
-            Down::Away(why) => Some(format!("the inbox in {} could not be reached: {why}", self.shown)),
-            Down::Refused(why) => {
-                Some(format!("the inbox in {} did not store what it was last sent: {why}", self.shown))
-            }
-        }
+        let down = self.down();
+        Some(format!("the inbox in {} could not be used: {}", self.shown, down.as_ref()?))
     }
 
     async fn close(&self) {}

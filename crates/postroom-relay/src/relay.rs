@@ -422,6 +422,7 @@ fn published(batch: &Batch, verdicts: Option<&Verdicts>, took: Duration) -> Happ
             Some(Verdict::Failed(_)) => &mut failed,
             Some(Verdict::Skipped) => &mut skipped,
             Some(Verdict::Unknown(_)) | None => &mut unknown,
+            Some(Verdict::NotSent) => continue,
         } += 1;
     }
     Happened::Published { stored, failed, skipped, unknown, took }

@@ -101,7 +101,7 @@ pub enum Disposition {
 pub fn decide(verdict: Verdict, message: &Message, attempts: u32, policy: &RetryPolicy, chance: f64) -> Disposition {
     let failure = match verdict {
         Verdict::Stored | Verdict::Skipped => return Disposition::Done,
-        Verdict::Unknown(_) => return Disposition::Again,
+        Verdict::Unknown(_) | Verdict::NotSent => return Disposition::Again,
         Verdict::Failed(failure) => failure,
     };
     let error = tidy_reason(failure.reason);

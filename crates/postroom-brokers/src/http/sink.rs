@@ -52,7 +52,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 /// What became of one message.
 enum Outcome {
     Judged(Verdict),
-    /// It was not sent: the endpoint cannot be reached, or one before it was not stored.
+    /// It was not sent: the endpoint cannot be reached, or not in time.
     Unsent(String),
 }
 
@@ -98,14 +98,15 @@ impl HttpSink {
         let mut stopped = None;
         for place in places {
             let outcome = match (&stopped, batch.messages().get(place)) {
-                (Some(reason), _) => Outcome::Unsent(String::clone(reason)),
+                (Some(Some(reason)), _) => Outcome::Unsent(String::clone(reason)),
+                (Some(None), _) => Outcome::Judged(Verdict::NotSent),
                 (None, Some(message)) => self.send(message, by).await,
                 (None, None) => Outcome::Unsent("it is not in the batch".to_owned()),
             };
             if !matches!(outcome, Outcome::Judged(Verdict::Stored)) && stopped.is_none() {
                 stopped = Some(match &outcome {
-                    Outcome::Unsent(reason) => reason.clone(),
-                    Outcome::Judged(_) => "not sent: one of its key before it was not stored".to_owned(),
+                    Outcome::Unsent(reason) => Some(reason.clone()),
+                    Outcome::Judged(_) => None,
                 });
             }
             outcomes.push((place, outcome));

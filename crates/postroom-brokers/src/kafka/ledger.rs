@@ -103,7 +103,8 @@ pub(super) fn last(
         // Nothing is committed, and no group is joined.
         config.set("group.id", name).set("enable.auto.commit", "false").set("enable.auto.offset.store", "false");
         config.set("isolation.level", isolation).set("enable.partition.eof", "true");
-        config.set("allow.auto.create.topics", "false");
+        // Nothing is passed over in silence.
+        config.set("allow.auto.create.topics", "false").set("auto.offset.reset", "error");
         config.create().map_err(|error| error.to_string())
     };
     let problem = |error: KafkaError| format!("read what the ledger {topic:?} lists: {error}");
@@ -125,6 +126,12 @@ pub(super) fn last(
     let mut back = LOOK_BACK;
     loop {
         let from = end.saturating_sub(back).max(begin);
+        read_from(&committed, (topic, partition), from, name, by)?;
+        // A broker that has just become the leader may not know yet how far it is, and would end too early; it says so when it is asked.
+        let (_, stable) = committed.fetch_watermarks(topic, partition, left(by)).map_err(problem)?;
+        if stable < end {
+            return Err(format!("the ledger {topic:?} has become shorter while it was read"));
+        }
         let stored = read_from(&committed, (topic, partition), from, name, by)?;
         if stored.order.len() >= RECOGNISED || from <= begin {
             return Ok(stored);
@@ -165,7 +172,11 @@ fn read_from(
 /// The client tries again by itself.
 fn is_passing(code: rdkafka::error::RDKafkaErrorCode) -> bool {
     use rdkafka::error::RDKafkaErrorCode as Code;
-    matches!(code, Code::BrokerTransportFailure | Code::AllBrokersDown | Code::OperationTimedOut)
+    // Nothing is asked of the group, whose name the library needs.
+    matches!(
+        code,
+        Code::BrokerTransportFailure | Code::AllBrokersDown | Code::OperationTimedOut | Code::GroupAuthorizationFailed
+    )
 }
 
 fn left(by: Instant) -> Duration {

@@ -22,6 +22,7 @@ use crate::OpenSinkError;
 
 /// A batch is in memory twice while it is on its way.
 const BATCH_BYTES_MAX: usize = 16 << 20;
+const ENDS_EVERY: Duration = Duration::from_millis(20);
 /// The client reports a message that ran out of time a little later.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
@@ -209,6 +210,10 @@ pub(super) fn send(producer: &Producer, topic: &str, message: &Message) -> Resul
 pub(super) fn end(producer: Arc<Producer>) {
     let end = move || {
         client::purge(&producer);
+        // Whoever drops the last one waits for its threads.
+        while Arc::strong_count(&producer) > 1 {
+            std::thread::park_timeout(ENDS_EVERY);
+        }
         drop(producer);
     };
     if let Err(error) = std::thread::Builder::new().name("kafka-end".to_owned()).spawn(end) {

@@ -24,8 +24,8 @@ use super::topics::{Topic, Topics};
 use super::{ExactlyOnce, KafkaOptions, Opened, address, record};
 use crate::OpenSinkError;
 
-/// A batch that waited for its lane has so long for it at least.
-const ENTERED_WITHIN_LEAST: Duration = Duration::from_secs(2);
+/// A lane has so long to begin at least.
+const ENTERED_WITHIN_LEAST: Duration = Duration::from_secs(10);
 
 /// Publishes to topics of one cluster, each message once for readers of committed messages.
 pub struct KafkaTransactionsSink {
@@ -158,9 +158,11 @@ impl KafkaTransactionsSink {
         }
         let (begun, address) = (producer.clone(), self.opened.address.clone());
         let entering = spawn_blocking(move || {
+            let until = Instant::now() + within;
             let begun = begun.init_transactions(within);
             begun.map_err(|error| format!("begin transactions as {id:?}: {error}; {}", advice(&error, &id)))?;
-            Ok((partition, ledger::last(&address, (&topic, partition), &id, within)?))
+            let left = until.saturating_duration_since(Instant::now());
+            Ok((partition, ledger::last(&address, (&topic, partition), &id, left)?))
         });
         match timeout(within + GRACE, entering).await {
             Ok(Ok(stored)) => stored,
@@ -193,7 +195,7 @@ impl KafkaTransactionsSink {
             }
             let key = message.ordering_key();
             if key.is_some_and(|key| left_behind.contains(key)) {
-                judged.push((place, behind()));
+                judged.push((place, Verdict::NotSent));
                 continue;
             }
             let refused = match topic {
@@ -213,12 +215,12 @@ impl KafkaTransactionsSink {
             left_behind.extend(key);
             judged.push((place, refused));
         }
-        let mut rounds = VecDeque::from([chosen]);
+        let (mut rounds, mut purged) = (VecDeque::from([chosen]), 0);
         while let Some(mut round) = rounds.pop_front() {
             let key = |place: usize| batch.messages().get(place).and_then(|message| message.ordering_key());
             round.retain(|(place, _)| {
                 let is_behind = key(*place).is_some_and(|key| left_behind.contains(key));
-                judged.extend(is_behind.then(|| (*place, behind())));
+                judged.extend(is_behind.then_some((*place, Verdict::NotSent)));
                 !is_behind
             });
             if round.is_empty() || Instant::now() >= by {
@@ -227,6 +229,7 @@ impl KafkaTransactionsSink {
             lane.in_doubt = true;
             let ended = self.transaction((number, lane.partition), &producer, batch, &round, by).await;
             lane.in_doubt = matches!(ended, Ended::InDoubt(_));
+            purged = if matches!(ended, Ended::Purged) { purged + 1 } else { 0 };
             match ended {
                 Ended::Committed => {
                     entries(batch, &round).for_each(|entry| lane.stored.add(entry));
@@ -239,12 +242,25 @@ impl KafkaTransactionsSink {
                     judged.extend(refused);
                     rounds.push_front(round);
                 }
-                Ended::Unclear => {
+                // Once it was the client alone. Else the brokers take one of them, or the ledger, into no transaction.
+                Ended::Purged if purged < 2 => rounds.push_front(round),
+                Ended::Purged if round.len() == 1 => {
+                    left_behind.extend(round.iter().filter_map(|(place, _)| key(*place)));
+                    judged.extend(round.into_iter().map(|(place, topic)| {
+                        let reason = format!(
+                            "the brokers take it into no transaction; the user needs WRITE on topic {topic:?} and on the ledger {:?}",
+                            self.exactly_once.ledger
+                        );
+                        (place, Verdict::failed(FailureKind::Busy, reason))
+                    }));
+                    purged = 0;
+                }
+                Ended::Unclear | Ended::Purged => {
+                    purged = 0;
                     let second = round.split_off(round.len() / 2);
                     rounds.push_front(second);
                     rounds.push_front(round);
                 }
-                Ended::Purged => rounds.push_front(round),
                 Ended::InDoubt(why) => {
                     // What was known of topics may not be so any more.
                     self.topics.ask_again();
@@ -358,11 +374,6 @@ fn entries(batch: &Batch, round: &[Chosen]) -> impl Iterator<Item = Entry> {
     })
 }
 
-/// Of a message that was not sent.
-fn behind() -> Verdict {
-    Verdict::Unknown("not sent: one of its key before it was refused".to_owned())
-}
-
 /// The next one begins anew, and finds in the ledger what this one has stored.
 fn leave(lane: &mut Lane) {
     lane.in_doubt = false;
@@ -458,7 +469,10 @@ impl Sink for KafkaTransactionsSink {
         let ledger = &self.exactly_once.ledger;
         match self.plain.topic(&self.plain.producer().await?, ledger).await? {
             Topic::Missing => Err(self.unavailable(no_ledger(ledger))),
-            Topic::There(_) | Topic::Hidden => Ok(()),
+            Topic::There(_) | Topic::Hidden => {
+                self.watcher.is_up();
+                Ok(())
+            }
         }
     }
 

@@ -2,8 +2,13 @@
 
 use crate::server_address::{Scheme, ServerAddress};
 
-const SCHEME: Scheme =
-    Scheme { plain: "mqtt://", encrypted: "mqtts://", ports: (1883, 8883), form: "mqtt://USER:PASSWORD@HOST:PORT" };
+const SCHEME: Scheme = Scheme {
+    plain: "mqtt://",
+    encrypted: "mqtts://",
+    ports: (1883, 8883),
+    login_is_user: true,
+    form: "mqtt://USER:PASSWORD@HOST:PORT",
+};
 
 /// The broker of a URL; or what is wrong, without its password.
 pub(super) fn parse(url: &str) -> Result<ServerAddress, String> {

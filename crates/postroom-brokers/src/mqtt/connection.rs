@@ -2,6 +2,7 @@
 //! (docs/decisions/0036 says why.)
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -65,6 +66,8 @@ pub(super) struct Connection {
     /// How many more messages the broker takes before it has acked some.
     window: Arc<Semaphore>,
     pub connack: Connack,
+    /// It ends by itself.
+    left: AtomicBool,
     tasks: [AbortHandle; 2],
 }
 
@@ -87,6 +90,8 @@ impl Shared {
         let mut state = self.state();
         state.over.get_or_insert_with(|| why.to_owned());
         state.waiting.clear();
+        // The writer ends with what it has.
+        state.outgoing = mpsc::unbounded_channel().0;
         self.1.close();
     }
 }
@@ -114,7 +119,13 @@ impl Connection {
         let (from, into) = tokio::io::split(stream);
         let reader = tokio::spawn(reading((from, read), shared.clone(), heartbeat(&connack)));
         let writer = tokio::spawn(writing(into, to_write, shared.clone(), reader.abort_handle()));
-        Ok(Self { tasks: [reader.abort_handle(), writer.abort_handle()], shared, window, connack })
+        Ok(Self {
+            tasks: [reader.abort_handle(), writer.abort_handle()],
+            shared,
+            window,
+            connack,
+            left: AtomicBool::new(false),
+        })
     }
 
     /// Why it is over; none: it is open as far as anybody knows.
@@ -151,6 +162,7 @@ impl Connection {
 
     /// Says farewell and ends it.
     pub fn leave(&self) {
+        self.left.store(true, Ordering::Relaxed);
         let mut farewell = BytesMut::new();
         packet::disconnect(&mut farewell);
         let mut state = self.shared.state();
@@ -166,7 +178,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if self.why_over().is_none() {
+        if !self.left.load(Ordering::Relaxed) {
             self.kill("closed");
         }
     }

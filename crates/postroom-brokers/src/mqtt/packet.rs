@@ -43,6 +43,8 @@ pub(super) struct Connack {
     /// None: any.
     pub packet_bytes_max: Option<usize>,
     pub keep_alive_seconds: Option<u16>,
+    /// None: as long as the client asked for.
+    pub session_expiry_seconds: Option<u32>,
 }
 
 /// A number with what it means, and what the broker added.
@@ -272,10 +274,16 @@ fn connack(from: &mut Bytes) -> Option<Packet> {
         retain_available: true,
         packet_bytes_max: None,
         keep_alive_seconds: None,
+        session_expiry_seconds: None,
     };
     // A broker that does not speak MQTT 5 answers without properties.
-    for property in properties(from).unwrap_or_default() {
+    let properties = match properties(from) {
+        None if code == 0 => return None,
+        found => found.unwrap_or_default(),
+    };
+    for property in properties {
         match property {
+            Property::Number(SESSION_EXPIRY, seconds) => connack.session_expiry_seconds = Some(seconds),
             Property::Number(RECEIVE_MAXIMUM, most) => connack.receive_maximum = most.clamp(1, 65_535) as u16,
             Property::Number(MAXIMUM_QOS, qos) => connack.maximum_qos = qos.min(2) as u8,
             Property::Number(RETAIN_AVAILABLE, is) => connack.retain_available = is != 0,

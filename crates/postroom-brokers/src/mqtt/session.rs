@@ -101,6 +101,13 @@ impl Session {
                 "this is a new session at the broker: what was published before it is not received"
             ),
         }
+        if connack.session_expiry_seconds.is_some_and(|granted| granted < connect.session_expiry_seconds) {
+            tracing::error!(
+                client_id = options.client_id,
+                seconds = connack.session_expiry_seconds,
+                "the broker keeps this session for a shorter time than asked for: what comes later, while nobody receives, is lost"
+            );
+        }
         let mut request = BytesMut::new();
         packet::subscribe(&mut request, SUBSCRIBES, options.topics.iter().map(String::as_str));
         stream.write_all(&request).await.map_err(|error| error.to_string())?;
@@ -258,7 +265,7 @@ async fn write(stream: &mut Box<dyn Stream>, bytes: &[u8]) -> Result<(), String>
 }
 
 /// Whether each filter was granted with acks.
-pub(super) fn granted(filters: &[String], codes: &[u8]) -> Result<(), String> {
+fn granted(filters: &[String], codes: &[u8]) -> Result<(), String> {
     if codes.len() != filters.len() {
         return Err("the broker did not answer for each topic filter".to_owned());
     }

@@ -23,6 +23,8 @@ pub struct MqttSink {
     options: MqttOptions,
     address: ServerAddress,
     topic: Template,
+    /// The same for each connection: the broker ends the one before, and takes nothing more that was sent on it.
+    client_id: String,
     turns: Semaphore,
     connection: Mutex<Option<Arc<Connection>>>,
     /// The connection, to be looked at without waiting for it.
@@ -34,7 +36,8 @@ impl MqttSink {
     pub fn new(options: MqttOptions) -> Result<Self, OpenSinkError> {
         let (address, topic) = options.opened().map_err(|problem| OpenSinkError { kind: "mqtt", problem })?;
         let turns = Semaphore::new(options.batches_in_flight_max);
-        Ok(Self { options, address, topic, turns, connection: Mutex::default(), last: Default::default() })
+        let client_id = format!("{}-{}", options.client_id, MessageId::new().as_uuid().simple());
+        Ok(Self { options, address, topic, client_id, turns, connection: Mutex::default(), last: Default::default() })
     }
 
     fn unavailable(&self, error: impl Into<BoxError>) -> Unavailable {
@@ -51,9 +54,7 @@ impl MqttSink {
             return Ok(connection.clone());
         }
         *slot = None;
-        // A broker ends the older one of two connections with one id.
-        let client_id = format!("{}-{}", self.options.client_id, MessageId::new().as_uuid().simple());
-        let opened = Connection::open(&self.address, &client_id).await;
+        let opened = Connection::open(&self.address, &self.client_id).await;
         let connection = Arc::new(opened.map_err(|problem| self.unavailable(problem))?);
         if self.options.retain && !connection.connack.retain_available {
             return Err(self.unavailable("the broker keeps no retained messages: leave out retain"));

@@ -6,6 +6,7 @@ const SCHEME: Scheme = Scheme {
     plain: "redis://",
     encrypted: "rediss://",
     ports: (6379, 6379),
+    login_is_user: false,
     form: "redis://USER:PASSWORD@HOST:PORT/DATABASE",
 };
 

@@ -32,6 +32,8 @@ const WHAT_RELAYS_NEED: &str = "
     select,insert,update,delete table postroom.parked
     select,insert,update,delete table postroom.relays
     select,insert,update,delete table postroom.suspects
+    select table postroom.operation_watch
+    select columns(id,kind,route) postroom.operations
     select,insert table postroom.dead_letters
     select,insert table postroom.blocked_keys";
 
@@ -64,7 +66,7 @@ const WHAT_METRICS_NEED: &str = "
     execute function postroom.note_sizes()
     select table postroom.sizes
     select table postroom.operation_watch
-    select columns(id,kind) postroom.operations
+    select columns(id,kind,route) postroom.operations
     select table postroom.reconciliations
     select table postroom.inbox
     select table postroom.inbox_fillers

@@ -25,7 +25,9 @@ impl Engine {
         };
         let lone = tokens.len() == 1;
         let mut again = Vec::new();
-        let mut unknown = String::new();
+        let mut unknown = None;
+        // Something of the batch was judged, over which the sink kept others back.
+        let mut judged = false;
         for (place, token) in tokens.into_iter().enumerate() {
             let Some(held) = self.held.get_mut(&token) else { continue };
             held.with_sink = false;
@@ -40,9 +42,11 @@ impl Engine {
                         self.counters.sink_outages += 1;
                     }
                 }
-                Verdict::Unknown(why) => unknown = tidy_reason(why.clone()),
-                Verdict::Failed(_) | Verdict::Skipped => {}
+                Verdict::Unknown(why) => unknown = Some(tidy_reason(why.clone())),
+                Verdict::Failed(_) | Verdict::Skipped | Verdict::NotSent => {}
             }
+            let was_sent = verdict != Verdict::NotSent;
+            judged |= was_sent;
             let Delivery { message, attempts, .. } = &held.delivery;
             let disposition = decide(verdict, message, *attempts, &self.options.retry, self.chance.next());
             match disposition {
@@ -56,23 +60,26 @@ impl Engine {
                     self.park(token, Outcome::Retry { after, attempts, error });
                 }
                 Disposition::Again => {
-                    self.counters.unknown += 1;
+                    self.counters.unknown += u64::from(was_sent);
                     again.push(token);
                 }
             }
         }
         if again.is_empty() {
-            self.breaker.batch_came_back();
+            return self.breaker.batch_came_back();
+        }
+        let unknown = unknown.or_else(|| (!judged).then(|| "the sink sent nothing of a batch".to_owned()));
+        if lone {
+            self.again(again, unknown.as_deref().unwrap_or_default());
         } else {
-            if lone {
-                self.again(again, &unknown);
-            } else {
-                // Nobody can tell which of them it was: from now on one by one.
-                for token in again.into_iter().rev() {
-                    self.put_back(token);
-                }
+            // Nobody can tell which of those that are unknown it was: from now on one by one.
+            for token in again.into_iter().rev() {
+                self.put_back(token);
             }
-            self.sink_is_lost(now, unknown);
+        }
+        match unknown {
+            Some(unknown) => self.sink_is_lost(now, unknown),
+            None => self.breaker.batch_came_back(),
         }
     }
 

@@ -457,6 +457,35 @@ fn pipelined_order_sends_a_key_in_one_batch_and_keeps_what_follows_a_failure_beh
     assert!(outcomes.contains(&Settlement { token: Token(2), outcome: Outcome::Queue }), "{outcomes:?}");
 }
 
+/// What a sink keeps back says nothing about the sink, unless it keeps back everything.
+#[test]
+fn what_was_not_sent_goes_back_to_its_place_and_the_sink_is_not_taken_for_lost() {
+    let mut engine = started_with(EngineOptions { order: Order::Pipelined, ..options() });
+    let deliveries = vec![delivery(0, "a"), delivery(1, "a"), delivery(2, "a"), delivery(3, "b")];
+    let expected: Vec<_> = deliveries[1..3].iter().map(|delivery| delivery.message.id).collect();
+    engine.on(NOW, claimed(deliveries));
+    let actions = engine.next(NOW);
+    let (id, batch) = published(&actions)[0];
+    let mut verdicts = all(batch, &Verdict::NotSent);
+    verdicts.judge(0, Verdict::failed(FailureKind::Permanent, "never"));
+    verdicts.judge(3, Verdict::Stored);
+    engine.on(NOW, Input::Published(id, Ok(verdicts)));
+    let actions = engine.next(NOW);
+    assert!(!actions.iter().any(|action| matches!(action, Action::Probe)), "{actions:?}");
+    assert_eq!(dead(&settled(&actions)), [(0, Cause::Permanent)]);
+    assert_eq!((engine.counters().unknown, engine.counters().sink_outages), (0, 0));
+    engine.on(NOW, Input::Settled(Some(Settled::default())));
+    let actions = engine.next(NOW);
+    let (id, batch) = published(&actions)[0];
+    assert_eq!(batch.messages().iter().map(|message| message.id).collect::<Vec<_>>(), expected, "I4");
+    engine.on(NOW, Input::Published(id, Ok(all(batch, &Verdict::NotSent))));
+    let actions = engine.next(NOW);
+    assert!(
+        actions.iter().any(|action| matches!(action, Action::Probe)),
+        "it would be tried without a pause: {actions:?}"
+    );
+}
+
 #[test]
 fn without_order_a_failure_holds_up_nothing() {
     let mut engine = started_with(EngineOptions { order: Order::None, ..options() });
