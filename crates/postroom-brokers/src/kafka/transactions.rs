@@ -181,7 +181,10 @@ impl KafkaTransactionsSink {
     ) -> Result<Vec<(usize, Verdict)>, Unavailable> {
         let lane = self.lane(number);
         let Ok(mut lane) = timeout_at(by, lane.lock()).await else { return Ok(Vec::new()) };
+        let is_new = lane.producer.is_none() || lane.in_doubt;
         let producer = self.entered(number, &mut lane, by).await?;
+        // Beginning takes time of its own.
+        let by = if is_new { Instant::now() + self.deadline() } else { by };
         let mut judged = Vec::with_capacity(places.len());
         // Nothing of a key is sent behind one that is not.
         let mut left_behind = HashSet::<&str>::new();
