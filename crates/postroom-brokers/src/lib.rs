@@ -24,6 +24,8 @@ mod keys;
 mod server_address;
 #[cfg(any(feature = "mqtt", feature = "redis"))]
 mod server_stream;
+#[cfg(any(feature = "mqtt", feature = "redis"))]
+mod sessions;
 #[cfg(any(feature = "http", feature = "kafka", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod template;
 #[cfg(any(feature = "kafka", feature = "mqtt", feature = "nats", feature = "redis"))]

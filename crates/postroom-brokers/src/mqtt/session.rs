@@ -19,6 +19,7 @@ use super::subscription::MqttSubscriptionOptions;
 use crate::deliveries::{Deliveries, Taken};
 use crate::server_address::ServerAddress;
 use crate::server_stream::{CONNECT_WITHIN, Stream};
+use crate::sessions;
 
 /// No two sessions of a process share a number.
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -26,9 +27,9 @@ const SUBSCRIBES: u16 = 1;
 
 /// A session with a broker.
 pub(super) struct Session {
-    pub number: u64,
+    number: u64,
     /// Something has arrived, or it is over.
-    pub arrived: Notify,
+    arrived: Notify,
     held: Mutex<Held>,
     /// Something was settled, or it is to end.
     told: Notify,
@@ -150,34 +151,6 @@ impl Session {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn over(&self) -> Option<String> {
-        self.held().over.clone()
-    }
-
-    pub fn take(&self, max: Bound) -> Option<Arrival> {
-        self.held().deliveries.take(max)
-    }
-
-    pub fn settle(&self, answers: &[(Receipt, Answer)]) {
-        self.held().deliveries.settle(answers);
-        self.told.notify_one();
-        // What was given back can be taken again.
-        self.arrived.notify_waiters();
-    }
-
-    /// Ends it, with the acks of what was settled.
-    pub fn leave(&self) {
-        self.held().leaves = true;
-        self.told.notify_one();
-    }
-
-    pub async fn gone(&self) {
-        let gone = self.gone.notified();
-        if !self.held().is_gone {
-            gone.await;
-        }
-    }
-
     async fn run(self: Arc<Self>, mut stream: Box<dyn Stream>, mut read: BytesMut, every: Duration) {
         let why = match self.serve(&mut stream, &mut read, every).await {
             Ok(()) => "closed".to_owned(),
@@ -247,6 +220,44 @@ impl Session {
                     write(stream, &ping).await?;
                 }
             }
+        }
+    }
+}
+
+impl sessions::Session for Session {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn over(&self) -> Option<String> {
+        self.held().over.clone()
+    }
+
+    fn arrived(&self) -> &Notify {
+        &self.arrived
+    }
+
+    fn take(&self, max: Bound) -> Option<Arrival> {
+        self.held().deliveries.take(max)
+    }
+
+    fn settle(&self, answers: &[(Receipt, Answer)]) {
+        self.held().deliveries.settle(answers);
+        self.told.notify_one();
+        // What was given back can be taken again.
+        self.arrived.notify_waiters();
+    }
+
+    /// With the acks of what was settled.
+    fn leave(&self) {
+        self.held().leaves = true;
+        self.told.notify_one();
+    }
+
+    async fn gone(&self) {
+        let gone = self.gone.notified();
+        if !self.held().is_gone {
+            gone.await;
         }
     }
 }

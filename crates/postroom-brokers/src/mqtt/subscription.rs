@@ -1,21 +1,18 @@
 //! Receiving: what to receive, and what a receiver sees of a session.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{Answer, Arrival, Bound, Receipt, Subscription, Unavailable, redact_url};
 use serde::Deserialize;
-use tokio::sync::Mutex;
 
 use super::session::Session;
 use super::{address, message};
 use crate::OpenSubscriptionError;
 use crate::server_address::ServerAddress;
+use crate::sessions::Sessions;
 
-/// A session that ends tells the broker first.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 const CLIENT_ID_BYTES_MAX: usize = 200;
 const DAY_SECONDS: u64 = 86_400;
 
@@ -106,31 +103,16 @@ impl MqttSubscriptionOptions {
 pub struct MqttSubscription {
     options: MqttSubscriptionOptions,
     address: ServerAddress,
-    /// Only `receive` waits on this one.
-    opening: Mutex<()>,
-    session: StdMutex<Option<Arc<Session>>>,
+    sessions: Sessions<Session>,
     /// There was a session.
     knew: AtomicBool,
-}
-
-impl Drop for MqttSubscription {
-    fn drop(&mut self) {
-        if let Some(session) = self.session().take() {
-            session.leave();
-        }
-    }
 }
 
 impl MqttSubscription {
     /// Checks the options; connects with the first `receive`.
     pub fn new(options: MqttSubscriptionOptions) -> Result<Self, OpenSubscriptionError> {
         let address = options.opened().map_err(|problem| OpenSubscriptionError { kind: "mqtt", problem })?;
-        let knew = AtomicBool::new(false);
-        Ok(Self { options, address, opening: Mutex::default(), session: StdMutex::default(), knew })
-    }
-
-    fn session(&self) -> MutexGuard<'_, Option<Arc<Session>>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(Self { options, address, sessions: Sessions::default(), knew: AtomicBool::new(false) })
     }
 
     fn unavailable(&self, error: impl Into<postroom::BoxError>) -> Unavailable {
@@ -145,21 +127,12 @@ impl MqttSubscription {
     }
 
     async fn current(&self) -> Result<Arc<Session>, Unavailable> {
-        let _one = self.opening.lock().await;
-        if let Some(session) = self.session().clone() {
-            return Ok(session);
-        }
-        let knew = self.knew.load(Ordering::Relaxed);
-        let session = Session::begin(&self.address, &self.options, knew).await;
-        let session = session.map_err(|problem| self.unavailable(problem))?;
-        self.knew.store(true, Ordering::Relaxed);
-        *self.session() = Some(session.clone());
-        Ok(session)
-    }
-
-    /// Forgets a session that is over.
-    fn forget(&self, session: &Arc<Session>) {
-        self.session().take_if(|current| Arc::ptr_eq(current, session));
+        let begin = async {
+            let session = Session::begin(&self.address, &self.options, self.knew.load(Ordering::Relaxed)).await?;
+            self.knew.store(true, Ordering::Relaxed);
+            Ok::<_, String>(session)
+        };
+        self.sessions.current(begin).await.map_err(|problem| self.unavailable(problem))
     }
 }
 
@@ -174,35 +147,19 @@ impl Subscription for MqttSubscription {
     }
 
     fn is_connected(&self) -> bool {
-        self.session().as_ref().is_some_and(|session| session.over().is_none())
+        self.sessions.is_connected()
     }
 
     async fn receive(&self, max: Bound) -> Result<Arrival, Unavailable> {
         let session = self.current().await?;
-        loop {
-            let heard = session.arrived.notified();
-            if let Some(why) = session.over() {
-                self.forget(&session);
-                return Err(self.unavailable(why));
-            }
-            if let Some(arrival) = session.take(max) {
-                return Ok(arrival);
-            }
-            heard.await;
-        }
+        self.sessions.receive(&session, max).await.map_err(|why| self.unavailable(why))
     }
 
     async fn settle(&self, answers: &[(Receipt, Answer)]) -> Result<(), Unavailable> {
-        let gone = || self.unavailable("the session that the message came in is over; it comes again");
-        let session = self.session().clone().ok_or_else(gone)?;
-        session.settle(answers);
-        let is_stale = answers.iter().any(|(receipt, _)| receipt.session() != session.number);
-        if is_stale || session.over().is_some() { Err(gone()) } else { Ok(()) }
+        self.sessions.settle(answers, |why| self.unavailable(why))
     }
 
     async fn close(&self) {
-        let Some(session) = self.session().take() else { return };
-        session.leave();
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, session.gone()).await;
+        self.sessions.close().await;
     }
 }

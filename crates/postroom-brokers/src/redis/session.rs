@@ -19,6 +19,7 @@ use super::resp::Reply;
 use super::sink::advice;
 use super::subscription::RedisSubscriptionOptions;
 use crate::deliveries::{Deliveries, Taken};
+use crate::sessions;
 
 const TAKE: &str = include_str!("take.lua");
 const KEEP: &str = include_str!("keep.lua");
@@ -43,10 +44,10 @@ static SESSIONS: AtomicU64 = AtomicU64::new(1);
 
 /// What its task and the receiver share.
 pub(super) struct Session {
-    pub number: u64,
+    number: u64,
     held: StdMutex<Held>,
     /// Wakes the receiver.
-    pub arrived: Notify,
+    arrived: Notify,
     /// Wakes whoever waits for its end.
     ended: Notify,
     /// Wakes the task.
@@ -109,31 +110,38 @@ impl Session {
         tokio::spawn(task.run(reader));
         Ok(session)
     }
+}
 
-    pub fn over(&self) -> Option<String> {
+impl sessions::Session for Session {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn over(&self) -> Option<String> {
         lock(&self.held).over.clone()
     }
 
-    /// Hands out what is there.
-    pub fn take(&self, max: Bound) -> Option<Arrival> {
+    fn arrived(&self) -> &Notify {
+        &self.arrived
+    }
+
+    fn take(&self, max: Bound) -> Option<Arrival> {
         lock(&self.held).deliveries.take(max)
     }
 
-    pub fn settle(&self, answers: &[(Receipt, Answer)]) {
+    fn settle(&self, answers: &[(Receipt, Answer)]) {
         lock(&self.held).deliveries.settle(answers);
         self.changed.notify_one();
         // What was given back is there again.
         self.arrived.notify_one();
     }
 
-    /// Nobody receives any more.
-    pub fn leave(&self) {
+    fn leave(&self) {
         lock(&self.held).is_left = true;
         self.changed.notify_one();
     }
 
-    /// Waits until its task has ended.
-    pub async fn gone(&self) {
+    async fn gone(&self) {
         loop {
             let heard = self.ended.notified();
             if lock(&self.held).is_gone {

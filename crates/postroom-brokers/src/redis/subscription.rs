@@ -1,21 +1,18 @@
 //! Receiving: what to receive, and what a receiver sees of a session.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex as StdMutex};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use postroom::{Answer, Arrival, Bound, MessageId, Receipt, Subscription, Unavailable, redact_url};
 use serde::Deserialize;
-use tokio::sync::Mutex;
 
 use super::address::Address;
 use super::entry;
-use super::session::{LARGEST_AT_FIRST, Session, lock};
+use super::session::{LARGEST_AT_FIRST, Session};
 use crate::OpenSubscriptionError;
+use crate::sessions::Sessions;
 
-/// A session that ends tells the server first.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 const GROUP_BYTES_MAX: usize = 200;
 
 /// What to receive, and from where; `[inboxes.from]` with `kind = "redis"`.
@@ -108,21 +105,11 @@ impl RedisSubscriptionOptions {
 pub struct RedisSubscription {
     options: RedisSubscriptionOptions,
     address: Address,
-    /// Only `receive` waits on this one.
-    opening: Mutex<()>,
     /// What its sessions are called at the server, of which there is one at a time.
     token: String,
     /// Bytes of the largest entry of late.
     largest: Arc<AtomicU64>,
-    session: StdMutex<Option<Arc<Session>>>,
-}
-
-impl Drop for RedisSubscription {
-    fn drop(&mut self) {
-        if let Some(session) = lock(&self.session).take() {
-            session.leave();
-        }
-    }
+    sessions: Sessions<Session>,
 }
 
 impl RedisSubscription {
@@ -131,7 +118,7 @@ impl RedisSubscription {
         let address = options.opened().map_err(|problem| OpenSubscriptionError { kind: "redis", problem })?;
         let token = MessageId::new().to_string();
         let largest = Arc::new(AtomicU64::new(LARGEST_AT_FIRST));
-        Ok(Self { options, address, opening: Mutex::default(), token, largest, session: StdMutex::default() })
+        Ok(Self { options, address, token, largest, sessions: Sessions::default() })
     }
 
     fn unavailable(&self, error: impl Into<postroom::BoxError>) -> Unavailable {
@@ -146,23 +133,8 @@ impl RedisSubscription {
     }
 
     async fn current(&self) -> Result<Arc<Session>, Unavailable> {
-        let _one = self.opening.lock().await;
-        if let Some(session) = lock(&self.session).clone() {
-            return Ok(session);
-        }
-        let session = Session::begin(&self.address, &self.options, (&self.token, self.largest.clone()))
-            .await
-            .map_err(|problem| self.unavailable(problem))?;
-        *lock(&self.session) = Some(session.clone());
-        Ok(session)
-    }
-
-    /// Forgets a session that is over.
-    fn forget(&self, session: &Arc<Session>) {
-        let mut current = lock(&self.session);
-        if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, session)) {
-            *current = None;
-        }
+        let begin = Session::begin(&self.address, &self.options, (&self.token, self.largest.clone()));
+        self.sessions.current(begin).await.map_err(|problem| self.unavailable(problem))
     }
 }
 
@@ -177,35 +149,19 @@ impl Subscription for RedisSubscription {
     }
 
     fn is_connected(&self) -> bool {
-        lock(&self.session).as_ref().is_some_and(|session| session.over().is_none())
+        self.sessions.is_connected()
     }
 
     async fn receive(&self, max: Bound) -> Result<Arrival, Unavailable> {
         let session = self.current().await?;
-        loop {
-            let heard = session.arrived.notified();
-            if let Some(why) = session.over() {
-                self.forget(&session);
-                return Err(self.unavailable(why));
-            }
-            if let Some(arrival) = session.take(max) {
-                return Ok(arrival);
-            }
-            heard.await;
-        }
+        self.sessions.receive(&session, max).await.map_err(|why| self.unavailable(why))
     }
 
     async fn settle(&self, answers: &[(Receipt, Answer)]) -> Result<(), Unavailable> {
-        let gone = || self.unavailable("the session that the message came in is over; it comes again");
-        let session = lock(&self.session).clone().ok_or_else(gone)?;
-        session.settle(answers);
-        let is_stale = answers.iter().any(|(receipt, _)| receipt.session() != session.number);
-        if is_stale || session.over().is_some() { Err(gone()) } else { Ok(()) }
+        self.sessions.settle(answers, |why| self.unavailable(why))
     }
 
     async fn close(&self) {
-        let Some(session) = lock(&self.session).take() else { return };
-        session.leave();
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, session.gone()).await;
+        self.sessions.close().await;
     }
 }

@@ -66,6 +66,8 @@ impl<const IN_TRANSACTIONS: bool> Fixture for Topic<IN_TRANSACTIONS> {
             let ledger = format!("t{number}-ledger");
             AuditTopic::create(&server.address(), &ledger, 1, &[]).await;
             (options.transactional_id, options.ledger) = (Some(format!("t{number}")), Some(ledger));
+            // The first transaction asks for the coordinator and for partitions, beside other cases.
+            options.publish_deadline_seconds = 5;
         }
         Self { link, audit, options, read: Mutex::new(0) }
     }

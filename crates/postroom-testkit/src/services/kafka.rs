@@ -1,15 +1,16 @@
 //! A private Kafka broker.
 
 use std::env;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::process::{ServerProcess, Signal};
-use super::{ports, wait};
+use super::ports;
+use super::process::ServerProcess;
+use super::restart::{restartable, started};
 
 /// Names the folder of Kafka's Java archives.
 pub const KAFKA_JARS: &str = "POSTROOM_TEST_KAFKA_JARS";
@@ -53,6 +54,8 @@ struct Link {
     /// Where the proxy listens.
     advertised: u16,
 }
+
+restartable!(KafkaServer, "Kafka broker");
 
 impl KafkaServer {
     /// Starts one in `dir`, absent or empty, with further listeners for so many proxies. Returns when it answers.
@@ -196,58 +199,10 @@ impl KafkaServer {
         if self.process.is_some() {
             return Ok(());
         }
-        let log = OpenOptions::new().create(true).append(true).open(self.dir.join("kafka.log"))?;
         let mut command = self.java()?;
         command.arg("kafka.Kafka").arg(self.dir.join("kafka.properties"));
-        command.current_dir(&self.dir).stdout(log.try_clone()?).stderr(log);
-        let mut process = ServerProcess::spawn(command, Signal::Kill, &self.dir)?;
-        let port = self.port;
-        let answered = wait::until(ANSWERS_WITHIN, || match process.exit_status()? {
-            Some(status) => Ok(Some(Err(status))),
-            None => Ok(answers(port).then_some(Ok(()))),
-        })?;
-        match answered {
-            Some(Ok(())) => {
-                self.process = Some(process);
-                Ok(())
-            }
-            other => {
-                let log = fs::read_to_string(self.dir.join("kafka.log")).unwrap_or_default();
-                Err(io::Error::other(format!("start Kafka: {other:?}; its log:\n{log}")))
-            }
-        }
-    }
-
-    /// `SIGKILL`.
-    ///
-    /// # Errors
-    /// When the process survives.
-    pub fn kill(&mut self) -> io::Result<()> {
-        if let Some(process) = &mut self.process {
-            process.kill()?;
-        }
-        self.process = None;
+        self.process = Some(started("kafka", &self.dir, command, ANSWERS_WITHIN, || answers(self.port))?);
         Ok(())
-    }
-
-    /// Freezes it: connections stay open, and nobody answers.
-    ///
-    /// # Errors
-    /// When it does not run.
-    pub fn pause(&self) -> io::Result<()> {
-        self.running()?.pause()
-    }
-
-    /// Lets it go on.
-    ///
-    /// # Errors
-    /// When it does not run.
-    pub fn resume(&self) -> io::Result<()> {
-        self.running()?.signal(Signal::Continue)
-    }
-
-    fn running(&self) -> io::Result<&ServerProcess> {
-        self.process.as_ref().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this Kafka broker does not run"))
     }
 
     fn java(&self) -> io::Result<Command> {

@@ -21,6 +21,7 @@ mod process;
 mod prometheus;
 mod rabbitmq;
 mod redis;
+mod restart;
 mod seaweedfs;
 mod tmpfs;
 mod wait;

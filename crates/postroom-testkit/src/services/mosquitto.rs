@@ -1,14 +1,15 @@
 //! A private MQTT broker.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::process::{ServerProcess, Signal};
-use super::{ports, wait};
+use super::ports;
+use super::process::ServerProcess;
+use super::restart::{restartable, started};
 
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
 
@@ -25,6 +26,8 @@ pub struct MosquittoServer {
 pub(super) fn program() -> Option<PathBuf> {
     Some(PathBuf::from("/usr/sbin/mosquitto")).filter(|program| program.exists())
 }
+
+restartable!(MosquittoServer, "Mosquitto");
 
 impl MosquittoServer {
     /// Starts one in `dir`, absent or empty, with these further lines of configuration. Returns when it accepts connections.
@@ -71,71 +74,10 @@ impl MosquittoServer {
         let program = program().ok_or_else(|| {
             io::Error::new(io::ErrorKind::NotFound, "there is no mosquitto; install the package mosquitto")
         })?;
-        let log = OpenOptions::new().create(true).append(true).open(self.dir.join("mosquitto.log"))?;
         let mut command = Command::new(program);
         command.arg("-c").arg(self.dir.join("mosquitto.conf"));
-        command.current_dir(&self.dir).stdout(log.try_clone()?).stderr(log);
-        let mut process = ServerProcess::spawn(command, Signal::Kill, &self.dir)?;
-        let address = self.address();
-        let answered = wait::until(ANSWERS_WITHIN, || match process.exit_status()? {
-            Some(status) => Ok(Some(Err(status))),
-            None => Ok(TcpStream::connect(&address).is_ok().then_some(Ok(()))),
-        })?;
-        match answered {
-            Some(Ok(())) => {
-                self.process = Some(process);
-                Ok(())
-            }
-            other => {
-                let log = fs::read_to_string(self.dir.join("mosquitto.log")).unwrap_or_default();
-                Err(io::Error::other(format!("start Mosquitto: {other:?}; its log:\n{log}")))
-            }
-        }
-    }
-
-    /// Ends it in order: it writes to its disk what it has.
-    ///
-    /// # Errors
-    /// When the process survives.
-    pub fn stop(&mut self) -> io::Result<()> {
-        if let Some(process) = &mut self.process {
-            process.signal(Signal::Terminate)?;
-            let ended = wait::until(ANSWERS_WITHIN, || process.exit_status())?;
-            ended.ok_or_else(|| io::Error::other("Mosquitto does not end"))?;
-        }
-        self.process = None;
+        let answers = || TcpStream::connect(self.address()).is_ok();
+        self.process = Some(started("mosquitto", &self.dir, command, ANSWERS_WITHIN, answers)?);
         Ok(())
-    }
-
-    /// `SIGKILL`.
-    ///
-    /// # Errors
-    /// When the process survives.
-    pub fn kill(&mut self) -> io::Result<()> {
-        if let Some(process) = &mut self.process {
-            process.kill()?;
-        }
-        self.process = None;
-        Ok(())
-    }
-
-    /// Freezes it: connections stay open, and nobody answers.
-    ///
-    /// # Errors
-    /// When it does not run.
-    pub fn pause(&self) -> io::Result<()> {
-        self.running()?.pause()
-    }
-
-    /// Lets it go on.
-    ///
-    /// # Errors
-    /// When it does not run.
-    pub fn resume(&self) -> io::Result<()> {
-        self.running()?.signal(Signal::Continue)
-    }
-
-    fn running(&self) -> io::Result<&ServerProcess> {
-        self.process.as_ref().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this Mosquitto does not run"))
     }
 }

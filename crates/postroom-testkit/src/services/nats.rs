@@ -1,21 +1,21 @@
 //! A private NATS server with JetStream.
 
 use std::env;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::process::{ServerProcess, Signal};
-use super::{ports, wait};
+use super::ports;
+use super::process::ServerProcess;
+use super::restart::{restartable, started};
 
 /// Names the program `nats-server` that is used.
 pub const NATS_PROGRAM: &str = "POSTROOM_TEST_NATS_SERVER";
 
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
-const STOPS_WITHIN: Duration = Duration::from_secs(30);
 
 /// A NATS server of our own on 127.0.0.1, with JetStream, without a cluster. Dropping it kills it.
 ///
@@ -28,6 +28,8 @@ pub struct NatsServer {
     monitoring_port: u16,
     process: Option<ServerProcess>,
 }
+
+restartable!(NatsServer, "NATS server");
 
 impl NatsServer {
     /// Starts one in `dir`, absent or empty, with these further lines of configuration. Returns when it answers.
@@ -86,71 +88,10 @@ impl NatsServer {
             let text = "POSTROOM_TEST_NATS_SERVER names no NATS server; `cargo xtask test` installs one";
             io::Error::new(io::ErrorKind::NotFound, text)
         })?;
-        let log = OpenOptions::new().create(true).append(true).open(self.dir.join("nats.log"))?;
         let mut command = Command::new(program);
-        command.arg("-c").arg(self.dir.join("nats.conf")).current_dir(&self.dir).stdout(log.try_clone()?).stderr(log);
-        let mut process = ServerProcess::spawn(command, Signal::Kill, &self.dir)?;
-        let port = self.port;
-        let answered = wait::until(ANSWERS_WITHIN, || match process.exit_status()? {
-            Some(status) => Ok(Some(Err(status))),
-            None => Ok(TcpStream::connect(("127.0.0.1", port)).is_ok().then_some(Ok(()))),
-        })?;
-        match answered {
-            Some(Ok(())) => {
-                self.process = Some(process);
-                Ok(())
-            }
-            other => {
-                let log = fs::read_to_string(self.dir.join("nats.log")).unwrap_or_default();
-                Err(io::Error::other(format!("start NATS: {other:?}; its log:\n{log}")))
-            }
-        }
-    }
-
-    /// `SIGKILL`.
-    ///
-    /// # Errors
-    /// When the process survives.
-    pub fn kill(&mut self) -> io::Result<()> {
-        if let Some(process) = &mut self.process {
-            process.kill()?;
-        }
-        self.process = None;
+        command.arg("-c").arg(self.dir.join("nats.conf"));
+        let answers = || TcpStream::connect(self.address()).is_ok();
+        self.process = Some(started("nats", &self.dir, command, ANSWERS_WITHIN, answers)?);
         Ok(())
-    }
-
-    /// Shuts it down cleanly.
-    ///
-    /// # Errors
-    /// When it is still there after 30 s.
-    pub fn stop(&mut self) -> io::Result<()> {
-        if let Some(process) = &mut self.process {
-            process.signal(Signal::Continue)?;
-            if !process.ends_within(Signal::Terminate, STOPS_WITHIN)? {
-                return Err(io::Error::other("stop NATS: it did not shut down within 30 s"));
-            }
-        }
-        self.process = None;
-        Ok(())
-    }
-
-    /// Freezes it: connections stay open, and nobody answers.
-    ///
-    /// # Errors
-    /// When it does not run.
-    pub fn pause(&self) -> io::Result<()> {
-        self.running()?.pause()
-    }
-
-    /// Lets it go on.
-    ///
-    /// # Errors
-    /// When it does not run.
-    pub fn resume(&self) -> io::Result<()> {
-        self.running()?.signal(Signal::Continue)
-    }
-
-    fn running(&self) -> io::Result<&ServerProcess> {
-        self.process.as_ref().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this NATS server does not run"))
     }
 }

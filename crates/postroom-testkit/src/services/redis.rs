@@ -1,15 +1,16 @@
 //! A private Redis, or another server of its protocol.
 
 use std::env;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::process::{ServerProcess, Signal};
-use super::{ports, wait};
+use super::ports;
+use super::process::ServerProcess;
+use super::restart::{restartable, started};
 
 /// Names a program that is used in place of Debian's `redis-server`, such as one of Valkey.
 pub const REDIS_PROGRAM: &str = "POSTROOM_TEST_REDIS_SERVER";
@@ -30,6 +31,8 @@ pub(super) fn program() -> Option<PathBuf> {
     let chosen = env::var_os(REDIS_PROGRAM).map(PathBuf::from);
     chosen.or_else(|| Some(PathBuf::from("/usr/bin/redis-server"))).filter(|program| program.exists())
 }
+
+restartable!(RedisServer, "Redis");
 
 impl RedisServer {
     /// Starts one in `dir`, absent or empty, with these further lines of configuration, which may take back the ones before. Returns when
@@ -74,57 +77,11 @@ impl RedisServer {
         let program = program().ok_or_else(|| {
             io::Error::new(io::ErrorKind::NotFound, "there is no redis-server; install the package redis-server")
         })?;
-        let log = OpenOptions::new().create(true).append(true).open(self.dir.join("redis.log"))?;
         let mut command = Command::new(program);
-        command.arg(self.dir.join("redis.conf")).current_dir(&self.dir).stdout(log.try_clone()?).stderr(log);
-        let mut process = ServerProcess::spawn(command, Signal::Kill, &self.dir)?;
-        let address = self.address();
-        let answered = wait::until(ANSWERS_WITHIN, || match process.exit_status()? {
-            Some(status) => Ok(Some(Err(status))),
-            None => Ok(serves(&address).then_some(Ok(()))),
-        })?;
-        match answered {
-            Some(Ok(())) => {
-                self.process = Some(process);
-                Ok(())
-            }
-            other => {
-                let log = fs::read_to_string(self.dir.join("redis.log")).unwrap_or_default();
-                Err(io::Error::other(format!("start Redis: {other:?}; its log:\n{log}")))
-            }
-        }
-    }
-
-    /// `SIGKILL`.
-    ///
-    /// # Errors
-    /// When the process survives.
-    pub fn kill(&mut self) -> io::Result<()> {
-        if let Some(process) = &mut self.process {
-            process.kill()?;
-        }
-        self.process = None;
+        command.arg(self.dir.join("redis.conf"));
+        let answers = || serves(&self.address());
+        self.process = Some(started("redis", &self.dir, command, ANSWERS_WITHIN, answers)?);
         Ok(())
-    }
-
-    /// Freezes it: connections stay open, and nobody answers.
-    ///
-    /// # Errors
-    /// When it does not run.
-    pub fn pause(&self) -> io::Result<()> {
-        self.running()?.pause()
-    }
-
-    /// Lets it go on.
-    ///
-    /// # Errors
-    /// When it does not run.
-    pub fn resume(&self) -> io::Result<()> {
-        self.running()?.signal(Signal::Continue)
-    }
-
-    fn running(&self) -> io::Result<&ServerProcess> {
-        self.process.as_ref().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this Redis does not run"))
     }
 }
 

@@ -95,9 +95,15 @@ impl World {
         let mut verdicts = batch.silent();
         let cut = !self.calm && self.chance.percent(2);
         let cut_after = self.chance.below(batch.messages().len() as u64 + 1) as usize;
+        let mut refused = BTreeSet::new();
         for (position, message) in batch.messages().iter().enumerate() {
             if cut && position >= cut_after {
                 return Some(Err("connection reset".to_owned()));
+            }
+            let key = message.ordering_key().filter(|_| self.holds_back);
+            if key.is_some_and(|key| refused.contains(key)) {
+                verdicts.judge(position, Verdict::NotSent);
+                continue;
             }
             let Some(known) = self.known.get_mut(&message.id) else {
                 self.violated("I2", format!("{} was never written", message.id));
@@ -117,12 +123,14 @@ impl World {
                     known.refusals += 1;
                     known.judged = true;
                     verdicts.judge(position, Verdict::failed(FailureKind::Permanent, "never"));
+                    refused.extend(key);
                 }
                 Nature::Flaky(left) if left > 0 => {
                     known.nature = Nature::Flaky(left - 1);
                     known.refusals += 1;
                     known.judged = true;
                     verdicts.judge(position, Verdict::failed(FailureKind::Transient, "not now"));
+                    refused.extend(key);
                 }
                 Nature::Good | Nature::Flaky(_) => {
                     self.store(message.id);
@@ -163,8 +171,9 @@ impl World {
         let newest = self.newest.entry(key.clone()).or_default();
         let before = *newest;
         *newest = before.max(number);
-        // With pipelined order a fault may let what is behind overtake; without a fault even a refusal may.
-        if number < before && self.order == Order::Key {
+        // With pipelined order a fault may let what is behind overtake; without a fault even a refusal may, unless the sink holds it back.
+        let is_kept = self.order == Order::Pipelined && self.holds_back && self.calm;
+        if number < before && (self.order == Order::Key || is_kept) {
             self.violated("I4", format!("{key}: number {number} first came after number {before}"));
         }
     }

@@ -175,6 +175,8 @@ pub struct World {
     in_flight_max: usize,
     calm: bool,
     poison: bool,
+    /// The sink keeps back what comes behind a message of its key that was refused, as some do.
+    holds_back: bool,
     tally: Tally,
     violation: Option<Violation>,
     next_id: u64,
@@ -231,6 +233,7 @@ impl World {
             // One run in eight has no faults at all: there must not be a single duplicate.
             calm: chance.percent(12),
             poison: chance.percent(25),
+            holds_back: chance.percent(50),
             tally: Tally::default(),
             violation: None,
             next_id: 1,
