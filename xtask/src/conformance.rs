@@ -69,6 +69,7 @@ const SUITES: &[(&str, &str, &str)] = &[
     ("transactions", "publishing", "the same, in transactions"),
     ("subscription", "receiving", "inboxes, consumers"),
     ("work_queue", "receiving", "the same, of a work queue"),
+    ("quorum", "receiving", "the same, of a quorum queue"),
 ];
 
 const BROKERS: &[(&str, &str)] = &[
@@ -77,6 +78,7 @@ const BROKERS: &[(&str, &str)] = &[
     ("kafka", "Kafka 4.3"),
     ("redis", "Redis 7.0"),
     ("mqtt", "Mosquitto 2.0"),
+    ("amqp10", "RabbitMQ 4.0 (AMQP 1.0)"),
     ("http", "HTTP"),
     ("lines", "file, standard output"),
     ("in_process", "in-process broker"),
@@ -84,7 +86,7 @@ const BROKERS: &[(&str, &str)] = &[
 
 /// What cannot be run at all, because it does not exist.
 const MISSING: &[(&str, &str, &str)] = &[
-    ("AMQP 1.0, SQS, SMTP", "", "there is no sink and no subscription for them"),
+    ("SQS, SMTP", "", "there is no sink and no subscription for them"),
     ("HTTP", "receiving", "it has no subscription"),
 ];
 

@@ -1,4 +1,4 @@
-//! Servers that Debian's stable releases do not have, and that tests start themselves.
+//! Servers that the installed Debian does not have, and that tests start themselves.
 
 use std::ffi::OsString;
 
@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::held::Held;
 use crate::kafka;
 use crate::python_package::{NATS, SEAWEEDFS};
+use crate::unpacked::RABBITMQ;
 use crate::workspace::Workspace;
 
 /// Fetches them, once, and returns what tests need to find them.
@@ -16,5 +17,6 @@ pub(crate) fn ensure(workspace: &Workspace, held: &Held) -> Result<Vec<(&'static
         (services::SEAWEEDFS_PROGRAM, SEAWEEDFS.ensure(workspace, held)?.into()),
         (services::NATS_PROGRAM, NATS.ensure(workspace, held)?.into()),
         (services::KAFKA_JARS, kafka::ensure(workspace, held)?.into()),
+        (services::RABBITMQ_ROOT, RABBITMQ.ensure(workspace, held)?.into()),
     ])
 }

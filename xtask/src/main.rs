@@ -9,7 +9,6 @@ mod failure;
 mod further_servers;
 mod held;
 mod kafka;
-mod mysql;
 mod newest_postgres;
 mod packages;
 mod patches;
@@ -25,6 +24,7 @@ mod test;
 #[cfg(test)]
 mod test_folder;
 mod tidy;
+mod unpacked;
 mod workspace;
 
 use std::env;

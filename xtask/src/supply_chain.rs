@@ -18,13 +18,13 @@ const FEATURES: [(&str, &[&str]); 6] = [
     ("postroom", &["", "trace", "crash-points", "trace,crash-points"]),
     ("postroom-postgres", &["", "tokio-postgres", "sqlx", "sqlx-08", "sqlx,sqlx-08", "tokio-postgres,sqlx,sqlx-08"]),
     ("postroom-sqlite", &["", "rusqlite", "sqlx", "rusqlite,sqlx"]),
-    ("postroom-brokers", &["", "http", "kafka", "mqtt", "nats", "rabbitmq", "redis"]),
+    ("postroom-brokers", &["", "amqp10", "http", "kafka", "mqtt", "nats", "rabbitmq", "redis"]),
     ("postroom-archive", &["", "parquet", "s3"]),
-    ("postroom-cli", &["", "kafka,mqtt"]),
+    ("postroom-cli", &["", "amqp10,kafka,mqtt"]),
 ];
 
 /// Further ones, for `--all`: what they add is compiled by itself above, or is one dependency more.
-const FURTHER: (&str, &[&str]) = ("postroom-cli", &["kafka", "mqtt", "mssql", "otlp", "parquet", "s3"]);
+const FURTHER: (&str, &[&str]) = ("postroom-cli", &["amqp10", "kafka", "mqtt", "mssql", "otlp", "parquet", "s3"]);
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     let unknown = args.iter().find(|arg| !["--all", "--bill"].contains(&arg.as_str()));

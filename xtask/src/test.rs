@@ -11,7 +11,7 @@ use crate::held::Held;
 use crate::services::{Scratch, Services};
 use crate::steps::step;
 use crate::workspace::Workspace;
-use crate::{further_servers, mysql, newest_postgres, packages};
+use crate::{further_servers, newest_postgres, packages, unpacked};
 
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     let on = args.iter().take_while(|arg| ["--all", "--newest", "--mysql"].contains(&arg.as_str())).count();
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
             environment.extend(newest_postgres::environment(&newest_postgres::ensure(&workspace, &held)?)?);
         }
         if on("--mysql") {
-            let Some(root) = mysql::ensure(&workspace, &held)? else { return Ok(ExitCode::SUCCESS) };
+            let Some(root) = unpacked::mysql(&workspace, &held) else { return Ok(ExitCode::SUCCESS) };
             environment.push((services::MYSQL_ROOT, root.into()));
         }
         return run_again(&held, environment, extra).map(exit_code);
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     let mut tested = run_on_installed(&workspace, &held, extra)?;
     if tested.success() && extra.is_empty() && !services::postgres_is_chosen() && !services::mysql_is_chosen() {
         let mut environment = newest_postgres::environment(&newest_postgres::ensure(&workspace, &held)?)?;
-        let mysql = mysql::ensure(&workspace, &held)?;
+        let mysql = unpacked::mysql(&workspace, &held);
         // Chosen by their names, and not by packages: those have fewer features by themselves, and everything would be compiled again.
         let mut tests = vec!["--test", "store"];
         match (on("--all"), &mysql) {

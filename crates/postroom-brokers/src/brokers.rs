@@ -9,6 +9,8 @@ use postroom::{Sink, Subscription};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+#[cfg(feature = "amqp10")]
+use crate::amqp10;
 #[cfg(feature = "http")]
 use crate::http;
 #[cfg(feature = "kafka")]
@@ -34,6 +36,8 @@ pub const BROKERS: &[&Broker] = &[
     &kafka::BROKER,
     #[cfg(feature = "redis")]
     &redis::BROKER,
+    #[cfg(feature = "amqp10")]
+    &amqp10::BROKER,
     #[cfg(feature = "mqtt")]
     &mqtt::BROKER,
     #[cfg(feature = "http")]

@@ -1,6 +1,8 @@
 //! Brokers, one folder each. A broker's options, construction, example and docs are in its folder; everything else goes
 //! through [`BROKERS`], the list.
 
+#[cfg(feature = "amqp10")]
+pub mod amqp10;
 #[cfg(feature = "http")]
 pub mod http;
 pub mod in_process;
@@ -20,17 +22,25 @@ mod brokers;
 #[cfg(any(feature = "kafka", feature = "mqtt", feature = "redis"))]
 mod deliveries;
 mod keys;
-#[cfg(any(feature = "mqtt", feature = "redis"))]
+#[cfg(any(feature = "amqp10", feature = "mqtt", feature = "redis"))]
 mod server_address;
-#[cfg(any(feature = "mqtt", feature = "redis"))]
+#[cfg(any(feature = "amqp10", feature = "mqtt", feature = "redis"))]
 mod server_stream;
-#[cfg(any(feature = "mqtt", feature = "redis"))]
+#[cfg(any(feature = "amqp10", feature = "mqtt", feature = "redis"))]
 mod sessions;
-#[cfg(any(feature = "http", feature = "kafka", feature = "mqtt", feature = "nats", feature = "redis"))]
+#[cfg(any(
+    feature = "amqp10",
+    feature = "http",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis"
+))]
 mod template;
 #[cfg(any(feature = "kafka", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod text_headers;
 #[cfg(any(
+    feature = "amqp10",
     feature = "http",
     feature = "kafka",
     feature = "mqtt",

@@ -45,7 +45,7 @@ impl Template {
     }
 
     /// The parts that are the same for every message.
-    #[cfg(any(feature = "kafka", feature = "mqtt"))]
+    #[cfg(any(feature = "amqp10", feature = "kafka", feature = "mqtt"))]
     pub fn texts(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|part| match part {
             Part::Text(text) => Some(text.as_str()),
@@ -54,7 +54,7 @@ impl Template {
     }
 
     /// The text, where it is the same for every message.
-    #[cfg(any(feature = "kafka", feature = "mqtt", feature = "redis"))]
+    #[cfg(any(feature = "amqp10", feature = "kafka", feature = "mqtt", feature = "redis"))]
     pub fn fixed(&self) -> Option<&str> {
         match self.0.as_slice() {
             [Part::Text(text)] => Some(text),
@@ -71,13 +71,13 @@ impl Template {
     }
 
     /// Whether the text differs from message to message.
-    #[cfg(feature = "http")]
+    #[cfg(any(feature = "amqp10", feature = "http"))]
     pub fn has_fields(&self) -> bool {
         self.0.iter().any(|part| matches!(part, Part::Field(_)))
     }
 
     /// The text for a message with each field as `encode` writes it; or why there is none.
-    #[cfg(feature = "http")]
+    #[cfg(any(feature = "amqp10", feature = "http"))]
     pub fn encoded(&self, message: &Message, encode: impl Fn(&str) -> Option<String>) -> Result<String, String> {
         let mut text = String::new();
         for part in &self.0 {

@@ -5,11 +5,11 @@
 
 use std::path::{Path, PathBuf};
 
-#[cfg(any(feature = "http", feature = "mqtt", feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp10", feature = "http", feature = "mqtt", feature = "nats", feature = "redis"))]
 use rustls::pki_types::pem::PemObject;
-#[cfg(any(feature = "http", feature = "mqtt", feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp10", feature = "http", feature = "mqtt", feature = "nats", feature = "redis"))]
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-#[cfg(any(feature = "http", feature = "mqtt", feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp10", feature = "http", feature = "mqtt", feature = "nats", feature = "redis"))]
 use rustls::{ClientConfig, RootCertStore};
 
 /// The files that a URL names.
@@ -57,6 +57,12 @@ impl TlsFiles {
         Ok((if rest.is_empty() { base.to_owned() } else { format!("{base}?{rest}") }, files))
     }
 
+    /// Whether a client certificate is named.
+    #[cfg(feature = "amqp10")]
+    pub fn has_certificate(&self) -> bool {
+        self.certificate.is_some()
+    }
+
     /// Reads the files, each time anew: certificates are replaced while a relay runs.
     pub fn read(&self) -> Result<TlsParts, String> {
         let bytes = |name: &str, file: &Path| {
@@ -90,7 +96,7 @@ pub(crate) struct TlsParts {
     pub identity: Option<(String, String)>,
 }
 
-#[cfg(any(feature = "http", feature = "mqtt", feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp10", feature = "http", feature = "mqtt", feature = "nats", feature = "redis"))]
 impl TlsParts {
     /// A client that verifies the server against the system's roots, or against the CA of one's own.
     pub fn client(&self) -> Result<ClientConfig, String> {
@@ -124,7 +130,14 @@ impl TlsParts {
 }
 
 /// What to do about an error of the handshake, where a person can do something.
-#[cfg(any(feature = "http", feature = "mqtt", feature = "nats", feature = "rabbitmq", feature = "redis"))]
+#[cfg(any(
+    feature = "amqp10",
+    feature = "http",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "rabbitmq",
+    feature = "redis"
+))]
 pub(crate) fn hint(error: &str) -> &'static str {
     if error.contains("UnknownIssuer") || error.contains("BadSignature") {
         " (no CA that this machine trusts issued the broker's certificate; for your own CA add cacertfile=/path/to/ca.pem to the url)"

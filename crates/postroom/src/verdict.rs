@@ -9,8 +9,8 @@ pub enum Verdict {
     Failed(Failure),
     /// The sink is configured not to send such messages.
     Skipped,
-    /// The sink has not sent it, because a message of its key before it in the batch was not stored. It is published again, like one that
-    /// was never handed to the sink.
+    /// The sink has not sent it, because a message of its key before it in the batch was not stored, or the broker takes nothing more. It is
+    /// published again, like one that was never handed to the sink.
     NotSent,
     /// Not known: it may be stored or not. It is published again with the same id, and never marked.
     Unknown(String),

@@ -494,6 +494,37 @@ pub(super) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "amqp10_takes_released_for_stored",
+        breaks: "takes a message for stored that no queue has",
+        package: "postroom-brokers",
+        test: &["--test", "amqp10", "what_a_broker_does_not_take_is_judged_by_its_reason"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "amqp10_takes_the_end_for_an_outcome",
+        breaks: "takes messages for stored when the connection ends before their outcome",
+        package: "postroom-brokers",
+        test: &[
+            "--lib",
+            "amqp10::peers::what_was_not_answered_when_a_link_ends_is_unknown_and_what_a_server_does_not_take_is_not_lost",
+        ],
+        needs_bin: false,
+    },
+    Bug {
+        name: "amqp10_accepts_what_is_requeued",
+        breaks: "accepts a message that its receiver gave back",
+        package: "postroom-brokers",
+        test: &["--test", "conformance", "amqp10::quorum::what_is_requeued_comes_again_and_is_marked"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "amqp10_mixes_parts_of_messages",
+        breaks: "sends parts of one message between those of another",
+        package: "postroom-brokers",
+        test: &["--lib", "amqp10::peers::parts_of_two_messages_are_not_mixed"],
+        needs_bin: false,
+    },
+    Bug {
         name: "mqtt_acks_what_is_open",
         breaks: "acks messages that nobody has settled",
         package: "postroom-brokers",

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[cfg(feature = "amqp10")]
+mod amqp10;
 #[cfg(feature = "http")]
 mod http;
 mod in_process;

@@ -53,6 +53,8 @@ impl Victim for postroom_testkit::services::MosquittoServer {
         self.resume().unwrap();
     }
 }
+#[cfg(feature = "amqp10")]
+victim!(postroom_testkit::services::RabbitServer);
 #[cfg(feature = "kafka")]
 victim!(postroom_testkit::services::KafkaServer);
 

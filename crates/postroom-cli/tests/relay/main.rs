@@ -4,6 +4,8 @@
 
 mod alarms;
 mod alerts;
+#[cfg(feature = "amqp10")]
+mod amqp10;
 mod api;
 mod archive;
 mod commands;

@@ -417,7 +417,10 @@ async fn statistics_of_an_empty_table_do_not_make_claims_of_parked_messages_quad
     println!("{conditions:#?}");
     assert_eq!(conditions.len(), 9);
     for condition in &conditions {
-        assert!(["due_at", "ordering_key", "seq =", "(id ="].iter().any(|narrow| condition.contains(narrow)), "{condition}");
+        assert!(
+            ["due_at", "ordering_key", "seq =", "(id ="].iter().any(|narrow| condition.contains(narrow)),
+            "{condition}"
+        );
     }
     assert_eq!(client.query(sql, &parameters).await.unwrap().len(), 500);
 }

@@ -33,7 +33,7 @@ pub use nats::{NATS_PROGRAM, NatsServer};
 pub use pgbouncer::PgBouncer;
 pub use postgres::{POSTGRES_PROGRAMS, PostgresOptions, PostgresServer};
 pub use prometheus::{Prometheus, promtool};
-pub use rabbitmq::{RabbitServer, RabbitTls};
+pub use rabbitmq::{RABBITMQ_ROOT, RabbitServer, RabbitTls};
 pub use redis::{REDIS_PROGRAM, RedisServer};
 pub use seaweedfs::{SEAWEEDFS_PROGRAM, SeaweedFs};
 pub use tmpfs::Tmpfs;

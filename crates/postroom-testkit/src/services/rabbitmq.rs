@@ -21,6 +21,15 @@ const PORTS_TRIED_MAX: usize = 3;
 /// Debian's own scripts; those in `/usr/sbin` insist on the user `rabbitmq` and the machine's one node.
 const PROGRAMS: &str = "/usr/lib/rabbitmq/bin";
 
+/// Where a newer RabbitMQ's packages were unpacked, with all that they need.
+pub const RABBITMQ_ROOT: &str = "POSTROOM_TEST_RABBITMQ_ROOT";
+
+/// Runs a program, which follows, in the folder `$1`, as if that were the whole machine, but for the folder `$2`. The mounts end with it.
+const IN_ROOT: &str = r#"
+mkdir -p "$1/proc" "$1/dev" "$1/tmp" "$1$2" && mount --rbind /dev "$1/dev" && mount --rbind /proc "$1/proc" &&
+mount --bind "$2" "$1$2" && root=$1 && shift 2 && exec chroot "$root" "$@"
+"#;
+
 /// A RabbitMQ node of our own on 127.0.0.1, with the user `guest`, the virtual host `/` and no plugins.
 ///
 /// Promise: its data, its cookie and its name service (`epmd`) are private, whatever stands in `/etc/rabbitmq`.
@@ -39,6 +48,8 @@ pub struct RabbitServer {
     names: Option<ServerProcess>,
     names_port: u16,
     tls: Option<RabbitTls>,
+    /// Where it is unpacked; none: it is installed.
+    root: Option<PathBuf>,
 }
 
 /// What a node that speaks TLS beside plain AMQP shows, and asks for.
@@ -87,6 +98,23 @@ impl RabbitServer {
                 format!("find RabbitMQ in {PROGRAMS}; `apt-get install rabbitmq-server` installs it"),
             ));
         }
+        Self::create(dir, tls, None)
+    }
+
+    /// Like [`start`](Self::start), with the RabbitMQ that was unpacked where [`RABBITMQ_ROOT`] says: version 4, which speaks AMQP 1.0 beside
+    /// 0-9-1. Only root can start it; [`ctl`](Self::ctl) with what needs no terminal works.
+    ///
+    /// # Errors
+    /// When there is none, and as for `start`.
+    pub fn start_newer(dir: &Path, tls: Option<RabbitTls>) -> io::Result<Self> {
+        let root = env::var_os(RABBITMQ_ROOT).map(PathBuf::from).ok_or_else(|| {
+            let text = "POSTROOM_TEST_RABBITMQ_ROOT names no folder with a RabbitMQ 4; `cargo xtask test` unpacks one";
+            io::Error::new(io::ErrorKind::NotFound, text)
+        })?;
+        Self::create(dir, tls, Some(fs::canonicalize(root)?))
+    }
+
+    fn create(dir: &Path, tls: Option<RabbitTls>, root: Option<PathBuf>) -> io::Result<Self> {
         folder::create_empty(dir)?;
         let mut server = Self {
             dir: fs::canonicalize(dir)?,
@@ -97,6 +125,7 @@ impl RabbitServer {
             names: None,
             names_port: 0,
             tls,
+            root,
         };
         write_secret(&server.dir.join(".erlang.cookie"))?;
         fs::write(server.dir.join("enabled_plugins"), "[].\n")?;
@@ -306,7 +335,17 @@ impl RabbitServer {
     /// One of RabbitMQ's programs in an environment that holds nothing but this node.
     fn program(&self, name: &str) -> Command {
         let at = |name: &str| self.dir.join(name).into_os_string();
-        let mut command = Command::new(Path::new(PROGRAMS).join(name));
+        let program = Path::new(PROGRAMS).join(name);
+        let mut command = match &self.root {
+            None => Command::new(program),
+            Some(root) => {
+                let mut command = Command::new("unshare");
+                command.args(["--mount", "--propagation", "private", "sh", "-c", IN_ROOT, "postroom"]);
+                // With what lies beside it, such as certificates.
+                command.arg(root).arg(self.dir.parent().unwrap_or(&self.dir)).arg(program);
+                command
+            }
+        };
         command.current_dir(&self.dir).stdin(Stdio::null()).env_clear();
         command
             .env("PATH", search_path())

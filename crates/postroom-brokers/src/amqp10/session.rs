@@ -1,0 +1,374 @@
+//! Receiving: a task of its own talks to the server. The server keeps what has no outcome, and hands it out again when the link has ended.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use postroom::{Answer, Arrival, Bound, Partition, Receipt, Received};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Notify;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use super::connection::WRITTEN_WITHIN;
+use super::frame::{self, Flow, Frame, Layer, Transfer};
+use super::message;
+use super::peer::{self, INCOMING_WINDOW, Peer, Role, SILENT_MAX};
+use super::subscription::Amqp10SubscriptionOptions;
+use super::types::Field;
+use crate::server_address::ServerAddress;
+use crate::server_stream::Stream;
+use crate::sessions;
+
+/// No two sessions of a process share a number.
+static SESSIONS: AtomicU64 = AtomicU64::new(1);
+const HANDLE: u32 = 0;
+/// Brokers have smaller limits.
+const MESSAGE_BYTES_MAX: usize = 256 << 20;
+
+/// A session with a server.
+pub(super) struct Session {
+    number: u64,
+    /// Something has arrived, or it is over.
+    arrived: Notify,
+    held: Mutex<Held>,
+    /// Something was settled, or it is to end.
+    told: Notify,
+    gone: Notify,
+}
+
+struct Held {
+    session: u64,
+    origin: String,
+    prefetch: u32,
+    bytes_max: u64,
+    queue: VecDeque<Received>,
+    /// By the number of the delivery; what the server calls it, and its bytes.
+    open: HashMap<u64, Open>,
+    bytes: u64,
+    deliveries: u64,
+    /// Of a message of which more is to come.
+    partial: Option<(Transfer, BytesMut)>,
+    /// Answers that were not sent, in the order in which they were given.
+    answers: Vec<(u32, Answer)>,
+    /// Frames with messages that may still come.
+    window: u32,
+    next_incoming_id: u32,
+    /// Deliveries that have begun on the link, and up to how many were asked for.
+    delivery_count: u32,
+    delivery_limit: u32,
+    leaves: bool,
+    over: Option<String>,
+    is_gone: bool,
+}
+
+struct Open {
+    /// None: the server has settled it itself.
+    delivery_id: Option<u32>,
+    bytes: u64,
+}
+
+impl Held {
+    fn has_room(&self) -> bool {
+        self.bytes < self.bytes_max || self.open.is_empty() || self.partial.is_some()
+    }
+
+    fn takes_in(&mut self, mut transfer: Transfer) -> Result<bool, String> {
+        self.window = self.window.checked_sub(1).ok_or("it sends more frames than it may")?;
+        self.next_incoming_id = self.next_incoming_id.wrapping_add(1);
+        let (first, mut whole) = match self.partial.take() {
+            Some((first, whole)) => (first, whole),
+            None => {
+                self.delivery_count = self.delivery_count.wrapping_add(1);
+                (transfer.clone(), BytesMut::new())
+            }
+        };
+        if transfer.aborted {
+            return Ok(false);
+        }
+        let payload = std::mem::take(&mut transfer.payload);
+        if whole.len() + payload.len() > MESSAGE_BYTES_MAX {
+            return Err(format!("it sends a message of more than {MESSAGE_BYTES_MAX} bytes"));
+        }
+        if transfer.more {
+            whole.extend_from_slice(&payload);
+            self.partial = Some((Transfer { payload: Bytes::new(), ..first }, whole));
+            return Ok(false);
+        }
+        let sections = if whole.is_empty() {
+            payload
+        } else {
+            whole.extend_from_slice(&payload);
+            whole.freeze()
+        };
+        let settled = first.settled || transfer.settled;
+        let delivery_id = first.delivery_id.filter(|_| !settled);
+        if delivery_id.is_none() && !settled {
+            return Err("it sends a message without a number".to_owned());
+        }
+        let came = message::received(&sections, &self.origin);
+        let bytes = came.message.payload.len() as u64;
+        self.deliveries += 1;
+        let receipt = Receipt::new(self.session, self.deliveries);
+        self.open.insert(receipt.number(), Open { delivery_id, bytes });
+        self.bytes = self.bytes.saturating_add(bytes);
+        let message::Came { id, message, redelivered } = came;
+        self.queue.push_back(Received { receipt, partition: Partition::default(), redelivered, id, message });
+        Ok(true)
+    }
+
+    /// Hands out what is there.
+    fn take(&mut self, max: Bound) -> Option<Arrival> {
+        let (mut taken, mut bytes) = (Vec::new(), 0_usize);
+        while let Some(next) = self.queue.front() {
+            bytes = bytes.saturating_add(next.message.payload.len());
+            if taken.len() >= max.messages.max(1) || (!taken.is_empty() && bytes > max.bytes) {
+                break;
+            }
+            taken.extend(self.queue.pop_front());
+        }
+        (!taken.is_empty()).then_some(Arrival::Messages(taken))
+    }
+
+    /// Answers of other sessions, and second ones, settle nothing.
+    fn settle(&mut self, answers: &[(Receipt, Answer)]) {
+        for (receipt, answer) in answers.iter().filter(|(receipt, _)| receipt.session() == self.session) {
+            let Some(open) = self.open.remove(&receipt.number()) else { continue };
+            self.bytes = self.bytes.saturating_sub(open.bytes);
+            self.answers.extend(open.delivery_id.map(|id| (id, *answer)));
+        }
+    }
+
+    /// Writes what the server has to hear: outcomes first, and then what it may send.
+    fn writes(&mut self, into: &mut BytesMut) {
+        let mut answers = std::mem::take(&mut self.answers).into_iter().peekable();
+        while let Some((first, answer)) = answers.next() {
+            let mut last = first;
+            while let Some((next, _)) = answers.next_if(|(id, same)| *same == answer && *id == last.wrapping_add(1)) {
+                last = next;
+            }
+            let refused =
+                [Field::Composite(frame::ERROR, &[Field::Symbol(REFUSED), Field::Text("its receiver cannot take it")])];
+            let outcome = match answer {
+                Answer::Ack => Field::Composite(frame::ACCEPTED, &[]),
+                Answer::Requeue => Field::Composite(frame::RELEASED, &[]),
+                Answer::Reject => Field::Composite(frame::REJECTED, &refused),
+            };
+            let fields = [Field::Bool(true), Field::Uint(first), Field::Uint(last), Field::Bool(true), outcome];
+            frame::put(into, Layer::Amqp, frame::DISPOSITION, &fields, b"");
+        }
+        let unsettled = self.open.len() as u32 + u32::from(self.partial.is_some());
+        let room = if self.has_room() { self.prefetch.saturating_sub(unsettled) } else { 0 };
+        let limit = self.delivery_count.wrapping_add(room);
+        let (given, wanted) = (self.credit(), room);
+        let asks = wanted > given && (given == 0 || wanted - given >= self.prefetch.div_ceil(4));
+        if asks || self.window <= INCOMING_WINDOW / 2 {
+            self.delivery_limit = if asks { limit } else { self.delivery_limit };
+            self.window = INCOMING_WINDOW;
+            self.flow(into);
+        }
+    }
+
+    /// How many more deliveries may begin.
+    fn credit(&self) -> u32 {
+        let left = self.delivery_limit.wrapping_sub(self.delivery_count);
+        if left > u32::MAX / 2 { 0 } else { left }
+    }
+
+    fn flow(&self, into: &mut BytesMut) {
+        let fields = [
+            Field::Uint(self.next_incoming_id),
+            Field::Uint(self.window),
+            Field::Uint(0),
+            Field::Uint(u32::MAX),
+            Field::Uint(HANDLE),
+            Field::Uint(self.delivery_count),
+            Field::Uint(self.credit()),
+        ];
+        frame::put(into, Layer::Amqp, frame::FLOW, &fields, b"");
+    }
+}
+
+/// Azure Service Bus keeps it with a dead letter.
+const REFUSED: &str = "postroom:refused";
+
+impl Session {
+    /// Connects, and attaches to the source.
+    pub async fn begin(server: &ServerAddress, options: &Amqp10SubscriptionOptions) -> Result<Arc<Self>, String> {
+        let mut peer = Peer::open(server, "postroom-receiver").await?;
+        let attached = peer.attach(HANDLE, Role::Receives, Some(&options.address)).await?;
+        let number = SESSIONS.fetch_add(1, Ordering::Relaxed);
+        let held = Held {
+            session: number,
+            origin: options.address.clone(),
+            prefetch: options.prefetch.into(),
+            bytes_max: options.unsettled_bytes_max,
+            queue: VecDeque::new(),
+            open: HashMap::new(),
+            bytes: 0,
+            deliveries: 0,
+            partial: None,
+            answers: Vec::new(),
+            window: INCOMING_WINDOW,
+            next_incoming_id: peer.next_incoming_id,
+            delivery_count: attached.delivery_count,
+            delivery_limit: attached.delivery_count,
+            leaves: false,
+            over: None,
+            is_gone: false,
+        };
+        let session = Arc::new(Self {
+            number,
+            arrived: Notify::new(),
+            held: Mutex::new(held),
+            told: Notify::new(),
+            gone: Notify::new(),
+        });
+        let Peer { stream, read, heartbeat, .. } = peer;
+        tokio::spawn(session.clone().run(stream, read, heartbeat));
+        Ok(session)
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn run(self: Arc<Self>, mut stream: Box<dyn Stream>, mut read: BytesMut, every: Duration) {
+        let why = match self.serve(&mut stream, &mut read, every).await {
+            Ok(()) => "closed".to_owned(),
+            Err(why) => why,
+        };
+        let mut held = self.held();
+        (held.over, held.is_gone) = (Some(why), true);
+        drop(held);
+        self.arrived.notify_waiters();
+        self.gone.notify_waiters();
+    }
+
+    /// What has come, as far as there is room for it. True: the receiver leaves.
+    fn hears(&self, read: &mut BytesMut, to_write: &mut BytesMut) -> Result<(bool, bool), String> {
+        let mut held = self.held();
+        let mut came = false;
+        while held.has_room()
+            && let Some(found) = frame::next(read, Layer::Amqp)?
+        {
+            if let Some(why) = peer::ended(&found) {
+                return Err(why);
+            }
+            match found {
+                Frame::Transfer(transfer) => came |= held.takes_in(transfer)?,
+                Frame::Flow(Flow { echo: true, .. }) => held.flow(to_write),
+                _ => {}
+            }
+        }
+        held.writes(to_write);
+        if came {
+            self.arrived.notify_waiters();
+        }
+        Ok((held.has_room(), held.leaves))
+    }
+
+    async fn serve(&self, stream: &mut Box<dyn Stream>, read: &mut BytesMut, every: Duration) -> Result<(), String> {
+        let mut heartbeat = interval(every);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        heartbeat.tick().await;
+        let mut heard = Instant::now();
+        loop {
+            let mut to_write = BytesMut::new();
+            let (has_room, leaves) = self.hears(read, &mut to_write)?;
+            if leaves {
+                frame::put(&mut to_write, Layer::Amqp, frame::CLOSE, &[], b"");
+                let written = write(stream, &to_write).await;
+                // The end of its own side says that the server has given back what was not settled.
+                let _ = timeout(SILENT_MAX, ended(stream, read)).await;
+                return written;
+            }
+            write(stream, &to_write).await?;
+            tokio::select! {
+                came = stream.read_buf(read), if has_room => match came {
+                    Ok(0) => return Err("the server ended the connection".to_owned()),
+                    Ok(_) => heard = Instant::now(),
+                    Err(error) => return Err(error.to_string()),
+                },
+                () = self.told.notified() => {}
+                _ = heartbeat.tick() => {
+                    // While there is no room, nobody listens.
+                    if !has_room {
+                        heard = Instant::now();
+                    }
+                    let silent = heard.elapsed();
+                    if silent > SILENT_MAX {
+                        return Err(format!("the server has said nothing for {} s", silent.as_secs()));
+                    }
+                    let mut empty = BytesMut::new();
+                    frame::put_empty(&mut empty);
+                    write(stream, &empty).await?;
+                }
+            }
+        }
+    }
+}
+
+impl sessions::Session for Session {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn over(&self) -> Option<String> {
+        self.held().over.clone()
+    }
+
+    fn arrived(&self) -> &Notify {
+        &self.arrived
+    }
+
+    fn take(&self, max: Bound) -> Option<Arrival> {
+        self.held().take(max)
+    }
+
+    fn settle(&self, answers: &[(Receipt, Answer)]) {
+        self.held().settle(answers);
+        self.told.notify_one();
+    }
+
+    /// With the outcomes of what was settled.
+    fn leave(&self) {
+        self.held().leaves = true;
+        self.told.notify_one();
+    }
+
+    async fn gone(&self) {
+        let gone = self.gone.notified();
+        if !self.held().is_gone {
+            gone.await;
+        }
+    }
+}
+
+async fn write(stream: &mut Box<dyn Stream>, bytes: &[u8]) -> Result<(), String> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let written = timeout(WRITTEN_WITHIN, async {
+        stream.write_all(bytes).await?;
+        stream.flush().await
+    });
+    let written =
+        written.await.map_err(|_| format!("the server has taken nothing for {} s", WRITTEN_WITHIN.as_secs()))?;
+    written.map_err(|error| error.to_string())
+}
+
+/// Reads up to the end.
+async fn ended(stream: &mut Box<dyn Stream>, read: &mut BytesMut) {
+    loop {
+        while let Ok(Some(frame)) = frame::next(read, Layer::Amqp) {
+            if matches!(frame, Frame::Close(_)) {
+                return;
+            }
+        }
+        if !matches!(stream.read_buf(read).await, Ok(1..)) {
+            return;
+        }
+    }
+}
