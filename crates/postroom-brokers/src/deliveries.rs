@@ -59,6 +59,12 @@ pub(crate) struct Taken<P> {
     pub message: Message,
 }
 
+/// What a message takes, as far as whoever sends it decides that.
+fn bytes_of(message: &Message) -> u64 {
+    let headers: usize = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    (message.payload.len() + headers) as u64
+}
+
 /// A delivery that is not settled.
 struct Open<P> {
     partition: u32,
@@ -128,7 +134,7 @@ impl<P: Ord + Copy> Deliveries<P> {
         let Taken { partition, place, next, redelivered, id, message } = taken;
         let Some(progress) = self.partitions.get_mut(&partition) else { return };
         progress.read(place, next);
-        self.bytes = self.bytes.saturating_add(message.payload.len() as u64);
+        self.bytes = self.bytes.saturating_add(bytes_of(&message));
         self.deliveries += 1;
         let receipt = Receipt::new(self.session, self.deliveries);
         let received = Received { receipt, partition: Partition(partition), redelivered, id, message };
@@ -160,7 +166,7 @@ impl<P: Ord + Copy> Deliveries<P> {
         let dropped = queued - self.queue.len();
         let open = self.unsettled.len();
         self.unsettled.retain(|_, open| open.partition != partition);
-        self.bytes = self.unsettled.values().map(|open| open.received.message.payload.len() as u64).sum();
+        self.bytes = self.unsettled.values().map(|open| bytes_of(&open.received.message)).sum();
         if open - self.unsettled.len() > dropped {
             self.revoked.push_back(Partition(partition));
         }
@@ -192,7 +198,7 @@ impl<P: Ord + Copy> Deliveries<P> {
                 again.push(open);
                 continue;
             }
-            self.bytes = self.bytes.saturating_sub(open.received.message.payload.len() as u64);
+            self.bytes = self.bytes.saturating_sub(bytes_of(&open.received.message));
             if let Some(progress) = self.partitions.get_mut(&open.partition) {
                 progress.settled(open.place);
             }

@@ -1,7 +1,7 @@
 //! What a real broker of AMQP 1.0 does with what the sink sends, and what the sink makes of its answers. Messages are read, and foreign ones
 //! written, over AMQP 0-9-1.
 
-#![cfg(feature = "amqp10")]
+#![cfg(all(feature = "amqp10", feature = "rabbitmq"))]
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -13,6 +13,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Connection, ConnectionProperties};
 use postroom::{Answer, Arrival, Batch, Bound, FailureKind, Message, Received, Sink, Subscription, Verdict};
 use postroom_brokers::amqp10::{Amqp10Options, Amqp10Sink, Amqp10Subscription, Amqp10SubscriptionOptions};
+use postroom_brokers::rabbitmq::{RabbitmqOptions, RabbitmqSink, RabbitmqSubscription, RabbitmqSubscriptionOptions};
 use postroom_brokers::{SinkOptions, SubscriptionOptions};
 use postroom_testkit::authority::Authority;
 use postroom_testkit::rabbitmq::{AuditQueue, QueueKind};
@@ -70,7 +71,7 @@ fn receiving(server: &RabbitServer, queue: &str) -> Amqp10Subscription {
 }
 
 /// Receives so many.
-async fn received(subscription: &Amqp10Subscription, messages: usize) -> Vec<Received> {
+async fn received(subscription: &dyn Subscription, messages: usize) -> Vec<Received> {
     let mut all = Vec::new();
     while all.len() < messages {
         let bound = Bound { messages: 1000, bytes: usize::MAX };
@@ -190,6 +191,71 @@ async fn foreign_messages_are_received_as_far_as_they_can_be_read() {
     assert!(came[1].id.is_none() && came[1].message.payload.is_empty());
 }
 
+/// One end may speak AMQP 0-9-1, and the other 1.0.
+#[tokio::test]
+async fn a_message_is_the_same_whichever_of_both_protocols_carries_it() {
+    let server = server().await;
+    let exchange = format!("e-{}", surroundings::unique());
+    let audit = AuditQueue::bound(&server.url(), &exchange, "#").await;
+    let sent = message()
+        .tenant("t")
+        .aggregate("order", "o-1", 7)
+        .routing_key("route.1")
+        .content_type("text/plain")
+        .header("postroom-type", "own")
+        .header("long", "x".repeat(5_000))
+        .header("nul", "a\0b");
+    let sent = Message { key: Some("k\0".to_owned()), ..sent };
+    let over_1_0 = Amqp10Sink::new(options(server, &format!("/exchanges/{exchange}/{{routing_key}}"))).unwrap();
+    let mut over_0_9 = RabbitmqOptions::new(server.url());
+    over_0_9.exchange.clone_from(&exchange);
+    let over_0_9 = RabbitmqSink::new(over_0_9).unwrap();
+    let sinks: [&dyn Sink; 2] = [&over_1_0, &over_0_9];
+    let queue = RabbitmqSubscriptionOptions {
+        url: server.url(),
+        queue: audit.name().to_owned(),
+        bind: Vec::new(),
+        prefetch: 10,
+        unsettled_bytes_max: 1 << 20,
+    };
+    let by_0_9 = RabbitmqSubscription::new(queue).unwrap();
+    let by_1_0 = receiving(server, audit.name());
+    for (at, sink) in sinks.into_iter().enumerate() {
+        for subscription in [&by_0_9 as &dyn Subscription, &by_1_0] {
+            let mut verdicts = sink.publish(&Batch::new([sent.clone()])).await.unwrap();
+            assert_eq!(verdicts.take(0), Verdict::Stored);
+            let came = received(subscription, 1).await.remove(0);
+            subscription.settle(&[(came.receipt, Answer::Ack)]).await.unwrap();
+            subscription.close().await;
+            assert_eq!(came.message.headers, sent.headers, "sink {at}");
+            assert_eq!(format!("{:?}", came.message), format!("{sent:?}"), "sink {at}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_is_refused_and_so_is_a_routing_key_that_ends_other_consumers() {
+    let server = server().await;
+    let name = format!("s-{}", surroundings::unique());
+    declare(server, &name, &[("x-queue-type", AMQPValue::LongString("stream".into()))]).await;
+    let subscription = receiving(server, &name);
+    let why = loop {
+        // It is told at once, or with the first message, if the broker's version does not say it.
+        published(&options(server, &format!("/queues/{name}")), &[message()]).await;
+        let bound = Bound { messages: 1, bytes: 1 };
+        match tokio::time::timeout(Duration::from_secs(5), subscription.receive(bound)).await {
+            Ok(Err(error)) => break std::error::Error::source(&error).unwrap().to_string(),
+            Ok(Ok(arrival)) => panic!("{arrival:?}"),
+            Err(_) => {}
+        }
+    };
+    assert!(why.contains("it is a stream"), "{why}");
+    let long = message().routing_key("x".repeat(256));
+    let verdicts = published(&options(server, "/exchanges/amq.topic/{routing_key}"), &[long]).await;
+    let (kind, reason) = failed(&verdicts[0]);
+    assert!(kind == FailureKind::Permanent && reason.contains("256 bytes"), "{reason}");
+}
+
 #[tokio::test]
 async fn more_than_the_windows_is_received_in_order_and_what_is_rejected_is_dead_lettered() {
     let server = server().await;
@@ -244,7 +310,7 @@ async fn an_alarm_burns_no_attempt_and_a_broker_that_was_killed_has_what_it_acce
     let error = publish(&[message()]).await.unwrap_err();
     let why = std::error::Error::source(&error).unwrap().to_string();
     assert!(why.contains("taken no more") || why.contains("no outcome"), "{why}");
-    assert!(sink.disconnected().is_some());
+    assert!(sink.probe().await.is_err(), "it is not back");
     server.memory_alarm(false).unwrap();
     server.kill().unwrap();
     assert!(publish(&[message()]).await.is_err() && sink.probe().await.is_err());
@@ -275,6 +341,8 @@ async fn what_is_wrong_with_a_broker_or_an_option_is_told() {
     let found = of("guest:guest@", &there).check().await.unwrap();
     assert!(found.contains("up to 16777216 bytes") && found.contains("not encrypted"), "{found}");
     assert!(of("guest:guest@", "/exchanges/amq.topic/{type}").check().await.unwrap().contains("first message"));
+    let missing = of("guest:guest@", "/exchanges/missing/{type}").check().await.unwrap_err();
+    assert!(missing.problem.contains("not-found"), "{missing:?}");
     let error = of("guest:s3cret@", &there).check().await.unwrap_err();
     assert!(error.problem.contains(&at) && error.advice.contains("user and the password"), "{error:?}");
     assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
@@ -289,6 +357,7 @@ async fn what_is_wrong_with_a_broker_or_an_option_is_told() {
     for address in ["", "{nonsense}", "a\nb"] {
         assert!(Amqp10Sink::new(of("", address)).is_err(), "{address}");
     }
+    assert!(Amqp10Sink::new(of(":s3cret@", "q")).err().unwrap().to_string().contains("no user"));
     let nobody = Amqp10Options::new("amqp://127.0.0.1:1", "x").check().await.unwrap_err();
     assert!(nobody.problem.contains("127.0.0.1:1") && nobody.advice.contains("start the broker"), "{nobody:?}");
     // RabbitMQ 3.10 without its plugin speaks another version of AMQP on this port.

@@ -119,6 +119,11 @@ impl Envelope {
         opened
     }
 
+    /// Whether a header of this name is one of a message's columns.
+    pub fn is_column(&self, name: &str) -> bool {
+        COLUMNS.contains(&name)
+    }
+
     /// The name under which a message's own header travels that has a name which is taken.
     pub fn escaped(name: &str) -> String {
         format!("{OWN}{name}")

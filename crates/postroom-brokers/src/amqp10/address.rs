@@ -12,7 +12,11 @@ const SCHEME: Scheme = Scheme {
 
 /// The broker of a URL; or what is wrong, without its password.
 pub(super) fn parse(url: &str) -> Result<ServerAddress, String> {
-    ServerAddress::parse(url, &SCHEME)
+    let server = ServerAddress::parse(url, &SCHEME)?;
+    if server.user.is_empty() && !server.password.is_empty() {
+        return Err("url has a password and no user: write USER:PASSWORD@ before the host".to_owned());
+    }
+    Ok(server)
 }
 
 /// What the server is told that it is called. RabbitMQ reads its virtual host out of it.

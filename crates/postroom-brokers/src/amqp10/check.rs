@@ -1,6 +1,6 @@
 //! Whether a broker can be used, without changing anything at it.
 
-use super::peer::{LOGIN_REFUSED, Peer, Role};
+use super::peer::{LOGIN, Peer, Role};
 use super::{Amqp10Options, Amqp10SubscriptionOptions};
 use crate::server_address::ServerAddress;
 use crate::{CheckFailed, Hazard};
@@ -8,6 +8,12 @@ use crate::{CheckFailed, Hazard};
 /// What a sink publishes to.
 pub(super) async fn of_sink(options: &Amqp10Options) -> Result<String, CheckFailed> {
     let (server, form) = options.opened().map_err(unusable)?;
+    // Of an address with fields at least the exchange, if that is the same for all.
+    let exchange =
+        options.address.strip_prefix("/exchanges/").and_then(|rest| rest.split_once('/')).map(|(name, _)| name);
+    if let Some(exchange) = exchange.filter(|name| !name.contains('{')) {
+        attached(&server, Role::Sends, Some(&format!("/exchanges/{exchange}"))).await?;
+    }
     let limit = attached(&server, Role::Sends, form.node()).await?;
     let takes = match limit {
         Some(bytes) => format!("takes messages of up to {bytes} bytes"),
@@ -45,7 +51,7 @@ pub(super) fn unseen() -> Hazard {
 
 async fn attached(server: &ServerAddress, role: Role, node: Option<&str>) -> Result<Option<u64>, CheckFailed> {
     let mut peer = Peer::open(server, "postroom-check").await.map_err(|problem| CheckFailed {
-        advice: if problem.contains(LOGIN_REFUSED) || problem.contains("login") {
+        advice: if problem.contains(LOGIN) {
             "correct the user and the password in the URL, with special characters percent-encoded"
         } else {
             "correct the URL or its options, or start the broker; it must speak AMQP 1.0"

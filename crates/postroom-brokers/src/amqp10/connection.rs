@@ -22,6 +22,8 @@ const WRITTEN_AT_ONCE: usize = 64 << 10;
 /// What a frame has around a part of a message at most.
 const AROUND_PAYLOAD: usize = 64;
 const HANDLE: u32 = 0;
+/// So much may lie there before what only answers the server is added.
+const OUT_BYTES_MAX: usize = 128 << 20;
 /// The only format of messages that the standard has.
 const MESSAGE_FORMAT: u32 = 0;
 
@@ -51,9 +53,11 @@ struct State {
     next_outgoing_id: u32,
     /// Frames with messages that the session takes.
     window: u32,
-    /// Deliveries that were sent on this link, and up to how many it takes.
+    /// Deliveries of this link, sent or passed over, and how many more it takes.
     delivery_count: u32,
-    delivery_limit: u32,
+    credit: u32,
+    /// The number of the next delivery.
+    next_delivery: u32,
     waiting: HashMap<u32, oneshot::Sender<Outcome>>,
     next_incoming_id: u32,
     /// It ends by itself when all is written.
@@ -62,33 +66,37 @@ struct State {
 }
 
 impl State {
-    fn credit(&self) -> u32 {
-        let left = self.delivery_limit.wrapping_sub(self.delivery_count);
-        // A server may take back what it has given.
-        if left > u32::MAX / 2 { 0 } else { left }
-    }
-
     fn flows(&mut self, flow: &Flow) {
         // Before its session has begun, a server knows no number of ours.
-        let from = flow.next_incoming_id.unwrap_or(0);
-        let window = from.wrapping_add(flow.incoming_window).wrapping_sub(self.next_outgoing_id);
-        self.window = if window > u32::MAX / 2 { 0 } else { window };
-        if let Some((handle, count, credit)) = flow.link
-            && handle == self.handle
-        {
-            self.delivery_limit = count.wrapping_add(credit);
+        let unseen = self.next_outgoing_id.wrapping_sub(flow.next_incoming_id.unwrap_or(0));
+        self.window = flow.incoming_window.saturating_sub(unseen);
+        let of_link = flow.link.filter(|link| link.handle == self.handle);
+        if let Some(link) = of_link {
+            let unseen = self.delivery_count.wrapping_sub(link.delivery_count);
+            self.credit = link.credit.saturating_sub(unseen);
+            if link.drain {
+                // What it gives, and nobody needs now, is to be gone.
+                self.delivery_count = self.delivery_count.wrapping_add(std::mem::take(&mut self.credit));
+            }
         }
-        if flow.echo {
+        if flow.echo || of_link.is_some_and(|link| link.drain) {
             self.tells_flow();
         }
     }
 
     fn tells_flow(&mut self) {
+        if self.out.len() > OUT_BYTES_MAX {
+            // It asks, and does not listen.
+            return;
+        }
         let fields = [
             Field::Uint(self.next_incoming_id),
             Field::Uint(INCOMING_WINDOW),
             Field::Uint(self.next_outgoing_id),
             Field::Uint(u32::MAX),
+            Field::Uint(HANDLE),
+            Field::Uint(self.delivery_count),
+            Field::Uint(self.credit),
         ];
         frame::put(&mut self.out, Layer::Amqp, frame::FLOW, &fields, b"");
     }
@@ -104,14 +112,17 @@ impl State {
             }
         } else {
             let width = last.wrapping_sub(first);
+            if width > u32::MAX / 2 {
+                // Backwards.
+                return;
+            }
             for (_, to) in self.waiting.extract_if(|id, _| id.wrapping_sub(first) <= width) {
                 let _ = to.send(outcome.clone());
             }
         }
-        if !settled {
+        if !settled && self.out.len() <= OUT_BYTES_MAX {
             // It was asked to settle by itself; it waits for us, and keeps the delivery until then.
-            let accepted = Field::Composite(frame::ACCEPTED, &[]);
-            let fields = [Field::Bool(false), Field::Uint(first), Field::Uint(last), Field::Bool(true), accepted];
+            let fields = [Field::Bool(false), Field::Uint(first), Field::Uint(last), Field::Bool(true)];
             frame::put(&mut self.out, Layer::Amqp, frame::DISPOSITION, &fields, b"");
         }
     }
@@ -126,6 +137,10 @@ impl Shared {
         let mut state = self.state();
         state.over.get_or_insert_with(|| why.to_owned());
         state.waiting.clear();
+        if !state.leaves {
+            // Nothing of it is sent any more.
+            state.out.clear();
+        }
         drop(state);
         self.room.notify_waiters();
         self.to_write.notify_one();
@@ -163,7 +178,8 @@ impl Connection {
             next_outgoing_id: 0,
             window: incoming_window,
             delivery_count: 0,
-            delivery_limit: 0,
+            credit: 0,
+            next_delivery: 0,
             waiting: HashMap::new(),
             next_incoming_id,
             leaves: false,
@@ -198,25 +214,35 @@ impl Connection {
         self.shared.end(why);
     }
 
+    /// Waits until the server takes a message; false: it is over.
+    pub async fn ready(&self) -> bool {
+        self.shared.room_for(|state| (state.credit > 0 && state.window > 0).then_some(())).await.is_some()
+    }
+
     /// Sends a message when the server takes one more. Returns what will be its outcome; none: the connection is over. A call that is
-    /// dropped may have sent a part of it: kill the connection then.
+    /// dropped with a part of the message sent ends the connection.
     pub async fn publish(&self, mut sections: &[u8]) -> Option<oneshot::Receiver<Outcome>> {
         let _turn = self.turn.lock().await;
+        // Dropped before the turn is somebody else's.
+        let mut begun = Begun { connection: self, is_whole: true };
         let (to, outcome) = oneshot::channel();
         let mut to = Some(to);
         // Credit and a number first, and then as many frames as it needs.
         let id = self
             .shared
             .room_for(|state| {
-                if state.credit() == 0 || state.window == 0 {
+                if state.window == 0 {
                     return None;
                 }
-                let id = state.delivery_count;
-                state.delivery_count = id.wrapping_add(1);
+                state.credit = state.credit.checked_sub(1)?;
+                state.delivery_count = state.delivery_count.wrapping_add(1);
+                let id = state.next_delivery;
+                state.next_delivery = id.wrapping_add(1);
                 state.waiting.insert(id, to.take()?);
                 Some(id)
             })
             .await?;
+        begun.is_whole = false;
         let tag = id.to_be_bytes();
         let part_bytes_max = self.frame_bytes_max - AROUND_PAYLOAD;
         loop {
@@ -241,14 +267,19 @@ impl Connection {
             self.shared.to_write.notify_one();
             sections = rest;
             if !more {
+                begun.is_whole = true;
                 return Some(outcome);
             }
         }
     }
 
-    /// Says farewell and ends it.
+    /// Says farewell and ends it. What nobody waits for any more, and has no outcome, is not sent then.
     pub fn leave(&self) {
         let mut state = self.shared.state();
+        if !state.waiting.is_empty() {
+            drop(state);
+            return self.kill("closed");
+        }
         frame::put(&mut state.out, Layer::Amqp, frame::CLOSE, &[], b"");
         state.leaves = true;
         state.over.get_or_insert_with(|| "closed".to_owned());
@@ -256,6 +287,21 @@ impl Connection {
         drop(state);
         self.shared.room.notify_waiters();
         self.shared.to_write.notify_one();
+    }
+}
+
+/// A message that is being sent.
+struct Begun<'c> {
+    connection: &'c Connection,
+    is_whole: bool,
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if !self.is_whole {
+            // What comes next would be taken for the rest of it.
+            self.connection.kill("a message was given up in its middle");
+        }
     }
 }
 
@@ -283,9 +329,10 @@ async fn writing(mut into: impl AsyncWrite + Unpin, shared: Arc<Shared>, reader:
             shared.end(&problem);
             return reader.abort();
         }
-        if let Err(error) = into.flush().await {
-            shared.end(&error.to_string());
-            break;
+        match timeout(WRITTEN_WITHIN, into.flush()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => break shared.end(&error.to_string()),
+            Err(late) => break shared.end(&late.to_string()),
         }
         if ends {
             break;
@@ -328,6 +375,8 @@ async fn reading((mut from, mut read): (impl AsyncRead + Unpin, BytesMut), share
             }
         }
         tokio::select! {
+            // What has come is a sign of life, however late it is looked at.
+            biased;
             came = from.read_buf(&mut read) => match came {
                 Ok(0) => break 'over "the server ended the connection".to_owned(),
                 Ok(_) => heard = Instant::now(),

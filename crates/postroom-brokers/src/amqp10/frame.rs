@@ -82,9 +82,18 @@ pub(super) struct Flow {
     pub next_incoming_id: Option<u32>,
     pub incoming_window: u32,
     pub next_outgoing_id: u32,
-    /// Handle, delivery count and credit.
-    pub link: Option<(u32, u32, u32)>,
+    pub link: Option<LinkFlow>,
     pub echo: bool,
+}
+
+/// How one link stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LinkFlow {
+    pub handle: u32,
+    pub delivery_count: u32,
+    pub credit: u32,
+    /// What is not used of the credit is to be gone.
+    pub drain: bool,
 }
 
 /// A part of a message, or all of it.
@@ -118,6 +127,10 @@ pub(super) enum Frame {
     Attach {
         handle: u32,
         refused: bool,
+        /// It settles what it sends before anybody has it.
+        sends_settled: bool,
+        /// It sends copies, and keeps no message for one receiver.
+        sends_copies: bool,
         delivery_count: u32,
         message_bytes_max: Option<u64>,
     },
@@ -180,7 +193,9 @@ pub(super) fn next(read: &mut BytesMut, layer: Layer) -> Result<Option<Frame>, S
 
 fn frame(body: &Bytes) -> Result<Frame, String> {
     let mut reader = Reader(body);
-    let Some((descriptor, mut fields)) = reader.value()?.composite() else { return Ok(Frame::Other) };
+    let Some((descriptor, mut fields)) = reader.value()?.composite() else {
+        return Err("it has no performative that is a list with a number".to_owned());
+    };
     let payload = body.slice(body.len() - reader.0.len()..);
     let list = &mut fields;
     let frame = match descriptor {
@@ -205,22 +220,25 @@ fn frame(body: &Bytes) -> Result<Frame, String> {
             let handle = number(list)?;
             // Whether the server is the receiver.
             let receives = list.next()?.bool().unwrap_or(false);
-            list.pass(2)?;
+            let sends_settled = list.next()?.unsigned() == Some(1) && !receives;
+            list.pass(1)?;
             let (source, target) = (list.next()?, list.next()?);
+            let sends_copies = !receives && distribution(source)?.as_deref() == Some("copy");
             list.pass(2)?;
             let delivery_count = list.next()?.u32().unwrap_or(0);
             let message_bytes_max = list.next()?.unsigned().filter(|bytes| *bytes > 0);
             let refused = if receives { target.is_null() } else { source.is_null() };
-            Frame::Attach { handle, refused, delivery_count, message_bytes_max }
+            Frame::Attach { handle, refused, sends_settled, sends_copies, delivery_count, message_bytes_max }
         }
         FLOW => {
             let next_incoming_id = list.next()?.u32();
             let (incoming_window, next_outgoing_id) = (number(list)?, number(list)?);
             list.pass(1)?;
             let (handle, count, credit) = (list.next()?.u32(), list.next()?.u32(), list.next()?.u32());
-            list.pass(2)?;
-            let echo = list.next()?.bool().unwrap_or(false);
-            let link = handle.map(|handle| (handle, count.unwrap_or(0), credit.unwrap_or(0)));
+            list.pass(1)?;
+            let (drain, echo) = (list.next()?.bool().unwrap_or(false), list.next()?.bool().unwrap_or(false));
+            let (delivery_count, credit) = (count.unwrap_or(0), credit.unwrap_or(0));
+            let link = handle.map(|handle| LinkFlow { handle, delivery_count, credit, drain });
             Frame::Flow(Flow { next_incoming_id, incoming_window, next_outgoing_id, link, echo })
         }
         TRANSFER => {
@@ -257,6 +275,13 @@ fn frame(body: &Bytes) -> Result<Frame, String> {
         _ => Frame::Other,
     };
     Ok(frame)
+}
+
+/// How a source gives out messages: `move` or `copy`.
+fn distribution(source: Value<'_>) -> Result<Option<String>, String> {
+    let Some((SOURCE, mut list)) = source.composite() else { return Ok(None) };
+    list.pass(6)?;
+    Ok(list.next()?.text())
 }
 
 fn product(value: Value<'_>) -> Result<Product, String> {

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use postroom::envelope::{Envelope, HeaderValue};
 use postroom::{Message, MessageId, UNREADABLE_HEADER};
 
@@ -25,6 +25,14 @@ const TYPE: &str = "postroom-type";
 const ENVELOPE: Envelope = Envelope::reserving(&[TYPE]);
 /// What Azure Service Bus chooses a partition by.
 const PARTITION_KEY: &str = "x-opt-partition-key";
+
+/// What RabbitMQ notes of a message, and of one that was sent over AMQP 0-9-1. <https://www.rabbitmq.com/docs/conversions>
+const ROUTING_KEY: &str = "x-routing-key";
+const BASIC_TYPE: &str = "x-basic-type";
+/// Only messages of streams have it.
+const STREAM_OFFSET: &str = "x-stream-offset";
+/// The longest routing key of AMQP 0-9-1, whose consumers RabbitMQ ends with each message that has a longer one.
+const ROUTING_KEY_BYTES_MAX: usize = 255;
 
 /// How messages are written.
 #[derive(Debug, Clone)]
@@ -53,10 +61,21 @@ impl Form {
     }
 }
 
-/// All sections of a message; or why there can be none.
-pub(super) fn sections(form: &Form, message: &Message) -> Result<BytesMut, String> {
-    let subject =
-        form.subject.of(message).map_err(|field| format!("the subject needs its {field}, and it has none"))?;
+/// Whether an address of RabbitMQ, if it is one, has a routing key that consumers of both protocols can read.
+pub(super) fn check_routing_key(address: &str) -> Result<(), String> {
+    let key = address.strip_prefix("/exchanges/").and_then(|rest| rest.split_once('/')).map_or("", |(_, key)| key);
+    match percent_decode_str(key).count() {
+        0..=ROUTING_KEY_BYTES_MAX => Ok(()),
+        bytes => Err(format!(
+            "its routing key has {bytes} bytes, and RabbitMQ's consumers read {ROUTING_KEY_BYTES_MAX} at most"
+        )),
+    }
+}
+
+/// All sections of a message, and its address where it has one of its own; or why there can be none.
+pub(super) fn sections(form: &Form, message: &Message) -> Result<(BytesMut, Option<String>), String> {
+    // One that lacks a field of it has none.
+    let subject = form.subject.of(message).ok();
     let to = match form.to.has_fields() {
         true => Some(
             form.to
@@ -65,6 +84,7 @@ pub(super) fn sections(form: &Form, message: &Message) -> Result<BytesMut, Strin
         ),
         false => None,
     };
+    to.as_deref().map_or(Ok(()), check_routing_key)?;
     if !message.content_type.is_ascii() {
         return Err("its content type has characters that are not ASCII, which AMQP 1.0 does not carry".to_owned());
     }
@@ -83,7 +103,7 @@ pub(super) fn sections(form: &Form, message: &Message) -> Result<BytesMut, Strin
         Field::Text(&id),
         Field::Null,
         to.as_deref().map_or(Field::Null, Field::Text),
-        Field::Text(&subject),
+        subject.as_deref().map_or(Field::Null, Field::Text),
         Field::Null,
         Field::Null,
         Field::Symbol(&message.content_type),
@@ -106,7 +126,7 @@ pub(super) fn sections(form: &Form, message: &Message) -> Result<BytesMut, Strin
     put(&mut into, Field::Map(&pairs));
     put_descriptor(&mut into, DATA);
     put(&mut into, Field::Binary(&message.payload));
-    Ok(into)
+    Ok((into, to))
 }
 
 /// A message as far as it can be read.
@@ -117,6 +137,8 @@ pub(super) struct Came {
     pub message: Message,
     /// The broker says that it may have handed it out before.
     pub redelivered: bool,
+    /// It is one of a stream.
+    pub is_of_stream: bool,
 }
 
 #[derive(Default)]
@@ -127,10 +149,12 @@ struct Found {
     occurred_at: Option<SystemTime>,
     kind: Option<String>,
     redelivered: bool,
+    is_of_stream: bool,
+    /// As RabbitMQ notes them.
+    routing_key: Option<String>,
+    basic_type: Option<String>,
     properties: Vec<(String, Scalar)>,
     payload: BytesMut,
-    /// A text in it is not UTF-8.
-    unreadable: Option<String>,
 }
 
 enum Scalar {
@@ -141,8 +165,8 @@ enum Scalar {
 /// What came from `origin`.
 pub(super) fn received(sections: &Bytes, origin: &str) -> Came {
     let mut found = Found::default();
-    if let Err(problem) = found.read(sections) {
-        found.unreadable = Some(problem);
+    let unreadable = found.read(sections).err();
+    if unreadable.is_some() {
         // Nobody can tell which part of it is the payload.
         found.payload = BytesMut::from(&sections[..]);
     }
@@ -154,13 +178,13 @@ pub(super) fn received(sections: &Bytes, origin: &str) -> Came {
     let mut headers = opened.headers;
     // Nobody but this side says that.
     headers.remove(UNREADABLE_HEADER);
-    headers.extend(found.unreadable.map(|problem| (UNREADABLE_HEADER.to_owned(), problem)));
+    headers.extend(unreadable.map(|problem| (UNREADABLE_HEADER.to_owned(), problem)));
     let message = Message {
         id: found.id.unwrap_or_else(MessageId::new),
         topic: opened.topic.unwrap_or_else(|| origin.to_owned()),
-        kind: found.kind.or_else(|| found.subject.clone()).unwrap_or_default(),
+        kind: found.basic_type.or(found.kind).or_else(|| found.subject.clone()).unwrap_or_default(),
         key: opened.key,
-        routing_key: found.subject,
+        routing_key: found.subject.or(found.routing_key),
         content_type: found.content_type.unwrap_or_else(|| "application/octet-stream".to_owned()),
         tenant_id: opened.tenant_id,
         aggregate_type: opened.aggregate_type,
@@ -171,7 +195,7 @@ pub(super) fn received(sections: &Bytes, origin: &str) -> Came {
         headers,
         payload: found.payload.freeze(),
     };
-    Came { id: found.id, message, redelivered: found.redelivered }
+    Came { id: found.id, message, redelivered: found.redelivered, is_of_stream: found.is_of_stream }
 }
 
 impl Found {
@@ -189,6 +213,7 @@ impl Found {
                     let count = list.next()?.unsigned();
                     self.redelivered = first == Some(false) || count.is_some_and(|count| count > 0);
                 }
+                (MESSAGE_ANNOTATIONS, Value::Map(map)) => self.annotations(map)?,
                 (PROPERTIES, Value::List(list)) => self.properties(list)?,
                 (APPLICATION_PROPERTIES, Value::Map(map)) => self.application_properties(map)?,
                 (DATA, Value::Binary(bytes)) => self.payload.put_slice(bytes),
@@ -204,15 +229,27 @@ impl Found {
         Ok(())
     }
 
+    fn annotations(&mut self, mut map: List<'_>) -> Result<(), String> {
+        while let Some((name, value)) = map.pair()? {
+            match name.text().as_deref() {
+                Some(STREAM_OFFSET) => self.is_of_stream = true,
+                Some(ROUTING_KEY) => self.routing_key = text(value)?,
+                Some(BASIC_TYPE) => self.basic_type = text(value)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     fn properties(&mut self, mut list: List<'_>) -> Result<(), String> {
         self.id = match list.next()? {
             Value::Uuid(bytes) => uuid_text(bytes).parse().ok(),
             other => other.text().and_then(|text| text.parse().ok()),
         };
         list.pass(2)?;
-        self.subject = self.text(list.next()?);
+        self.subject = text(list.next()?)?;
         list.pass(2)?;
-        self.content_type = self.text(list.next()?);
+        self.content_type = text(list.next()?)?;
         list.pass(2)?;
         if let Value::Timestamp(ms) = list.next()? {
             let since = u64::try_from(ms).ok().map(Duration::from_millis);
@@ -223,16 +260,22 @@ impl Found {
 
     fn application_properties(&mut self, mut map: List<'_>) -> Result<(), String> {
         while let Some((name, value)) = map.pair()? {
-            let Some(name) = self.text(name) else { continue };
+            let Some(name) = text(name)? else { continue };
             let value = match value {
                 Value::Signed(number) if name == Envelope::AGGREGATE_VERSION => Scalar::Number(number),
                 Value::Signed(number) | Value::Timestamp(number) => Scalar::Text(number.to_string()),
                 Value::Unsigned(number) => Scalar::Text(number.to_string()),
                 Value::Bool(value) => Scalar::Text(value.to_string()),
                 Value::Uuid(bytes) => Scalar::Text(uuid_text(bytes)),
-                other => match self.text(other) {
+                // RabbitMQ makes bytes of a text over 4096 bytes, or with a NUL, that was sent over AMQP 0-9-1.
+                Value::Binary(bytes) => match text(Value::Text(bytes)) {
+                    Ok(text) => Scalar::Text(text.unwrap_or_default()),
+                    Err(problem) if name == TYPE || ENVELOPE.is_column(&name) => return Err(problem),
+                    Err(_) => continue,
+                },
+                other => match text(other)? {
                     Some(text) => Scalar::Text(text),
-                    // Floats, bytes and what an application property may not be.
+                    // Floats, and what an application property may not be.
                     None => continue,
                 },
             };
@@ -243,15 +286,12 @@ impl Found {
         }
         Ok(())
     }
+}
 
-    fn text(&mut self, value: Value<'_>) -> Option<String> {
-        if let Value::Text(bytes) | Value::Symbol(bytes) = value
-            && std::str::from_utf8(bytes).is_err()
-        {
-            self.unreadable = Some("a text in it is not UTF-8".to_owned());
-        }
-        value.text()
-    }
+fn text(value: Value<'_>) -> Result<Option<String>, String> {
+    let (Value::Text(bytes) | Value::Symbol(bytes)) = value else { return Ok(None) };
+    let text = std::str::from_utf8(bytes).map_err(|_| "a text in it is not UTF-8")?;
+    Ok(Some(text.to_owned()))
 }
 
 fn uuid_text(bytes: [u8; 16]) -> String {
@@ -281,7 +321,7 @@ mod tests {
     #[test]
     fn what_was_sent_is_what_is_received() {
         let sent = message();
-        let came = received(&sections(&form(), &sent).unwrap().freeze(), "q");
+        let came = received(&sections(&form(), &sent).unwrap().0.freeze(), "q");
         assert_eq!((came.id, came.redelivered), (Some(sent.id), false));
         let expected = Message { routing_key: Some("order.placed".to_owned()), ..sent };
         assert_eq!(format!("{:?}", came.message), format!("{expected:?}"));
@@ -334,8 +374,12 @@ mod tests {
     #[test]
     fn what_amqp_does_not_carry_is_told() {
         assert!(sections(&form(), &message().content_type("text/ä")).unwrap_err().contains("ASCII"));
+        let long = message().key("x".repeat(256));
+        assert!(sections(&form(), &long).unwrap_err().contains("256 bytes, and RabbitMQ's consumers read 255"));
+        assert!(sections(&form(), &message().key("ä".repeat(127))).is_ok(), "it is counted as it is read");
+        // A subject is no address.
         let form = Form { subject: Template::parse("{tenant_id}").unwrap(), ..form() };
-        assert!(sections(&form, &Message::new("t", "k", "x")).unwrap_err().contains("needs its tenant_id"));
+        assert!(sections(&form, &Message { tenant_id: None, ..message() }).is_ok());
         let keyless = Message { key: None, aggregate_id: None, ..message() };
         assert!(sections(&self::form(), &keyless).unwrap_err().contains("address needs the field key"));
         assert_eq!(self::form().escaped("a/b ä"), "a%2Fb%20%C3%A4");

@@ -133,6 +133,7 @@ impl Amqp10Options {
             return Err(problem.to_owned());
         }
         check_address(&self.address)?;
+        message::check_routing_key(&self.address).map_err(|problem| format!("address: {problem}"))?;
         let server = address::parse(&self.url)?;
         server.files.read()?;
         let subject = Template::parse(&self.subject).map_err(|problem| format!("subject: {problem}"))?;

@@ -22,9 +22,13 @@ const HEADER: [u8; 8] = *b"AMQP\x00\x01\x00\x00";
 pub(super) const SILENT_MAX: Duration = Duration::from_secs(14);
 /// How often the server hears something, unless it asks for more.
 const HEARTBEAT: Duration = Duration::from_secs(5);
+/// However often it asks for.
+const HEARTBEAT_MIN: Duration = Duration::from_millis(100);
 /// Frames with messages that the server may send before it hears that there is room for more.
 pub(super) const INCOMING_WINDOW: u32 = 2048;
 const HANDLE_MAX: u32 = 7;
+/// What may become of a message. Not that it is to be modified: it would be less than the reason why it is rejected.
+const OUTCOMES: [&str; 3] = ["amqp:accepted:list", "amqp:rejected:list", "amqp:released:list"];
 
 /// A session of a connection, without a link or with some.
 pub(super) struct Peer {
@@ -88,14 +92,14 @@ impl Peer {
             () if !server.user.is_empty() && has("PLAIN") => ("PLAIN", plain.as_bytes()),
             () if !server.user.is_empty() => {
                 let offered = offered.join(", ");
-                return Err(format!("the server takes no user and password: it offers the logins {offered}"));
+                return Err(format!("{LOGIN}by user and password is not offered, only {offered}"));
             }
             () if server.files.has_certificate() && has("EXTERNAL") => ("EXTERNAL", &b""[..]),
             () if has("ANONYMOUS") => ("ANONYMOUS", &b"postroom"[..]),
             () => {
                 let offered = offered.join(", ");
                 return Err(format!(
-                    "the server wants a login ({offered}), and the URL has none: write USER:PASSWORD@ before the host"
+                    "{LOGIN}is missing in the URL: write USER:PASSWORD@ before the host (the server offers {offered})"
                 ));
             }
         };
@@ -104,9 +108,11 @@ impl Peer {
         self.say(Layer::Sasl, frame::INIT, &fields).await?;
         match self.next(Layer::Sasl).await? {
             Frame::LoginOutcome(0) => self.agree(HEADER).await,
-            Frame::LoginOutcome(1) => Err(format!("the server refuses this login ({mechanism}): {LOGIN_REFUSED}")),
-            Frame::LoginOutcome(code) => Err(format!("the server cannot check this login ({mechanism}, code {code})")),
-            _ => Err(format!("the server asks more than {mechanism} has to say")),
+            Frame::LoginOutcome(1) => Err(format!("{LOGIN}({mechanism}) is refused: wrong user or password")),
+            Frame::LoginOutcome(code) => {
+                Err(format!("{LOGIN}({mechanism}) cannot be checked by the server, which says code {code}"))
+            }
+            _ => Err(format!("{LOGIN}({mechanism}) is not enough for the server, which asks for more")),
         }
     }
 
@@ -124,8 +130,10 @@ impl Peer {
         self.say(Layer::Amqp, frame::OPEN, &open).await?;
         // RabbitMQ gives no reason.
         let broken = |problem| {
+            let place =
+                if server.path.is_empty() { "the default virtual host".to_owned() } else { format!("{hostname:?}") };
             format!(
-                "{problem}, when the connection was to be opened as {hostname:?}: does that exist, and may this user use it? The server's log says why"
+                "{problem}, when the connection to {place} was to be opened: does that exist, and may this user use it? The server's log says why"
             )
         };
         match self.next(Layer::Amqp).await.map_err(broken)? {
@@ -134,7 +142,7 @@ impl Peer {
                 let most = frame_bytes_max.min(frame::FRAME_BYTES_MAX);
                 self.frame_bytes_max = most.max(frame::FRAME_BYTES_MIN) as usize;
                 if idle_ms > 0 {
-                    self.heartbeat = HEARTBEAT.min(Duration::from_millis(u64::from(idle_ms)) / 2);
+                    self.heartbeat = HEARTBEAT.min(Duration::from_millis(u64::from(idle_ms)) / 2).max(HEARTBEAT_MIN);
                 }
             }
             other => return Err(ended(&other).unwrap_or_else(|| "the server did not open the connection".to_owned())),
@@ -164,8 +172,11 @@ impl Peer {
     async fn attaching(&mut self, handle: u32, role: Role, node: Option<&str>) -> Result<Attached, String> {
         let name = format!("postroom-{}", MessageId::new().as_uuid().simple());
         let receives = matches!(role, Role::Receives);
-        let (theirs, ours) = ([node.map_or(Field::Null, Field::Text)], &[][..]);
-        let (source, target) = if receives { (&theirs[..], ours) } else { (ours, &theirs[..]) };
+        let none = Field::Null;
+        let (there, nobody) = (node.map_or(none, Field::Text), none);
+        // Without a list of outcomes, a receiver could only say that it has accepted a message.
+        let of = |address| [address, none, none, none, none, none, none, none, none, Field::Symbols(&OUTCOMES)];
+        let (source, target) = if receives { (of(there), nobody) } else { (of(nobody), there) };
         let attach = [
             Field::Text(&name),
             Field::Uint(handle),
@@ -173,8 +184,8 @@ impl Peer {
             // Nothing is settled before its receiver has said what became of it, and then it is.
             Field::Ubyte(0),
             Field::Ubyte(0),
-            Field::Composite(frame::SOURCE, source),
-            Field::Composite(frame::TARGET, target),
+            Field::Composite(frame::SOURCE, &source),
+            Field::Composite(frame::TARGET, &[target]),
             Field::Null,
             Field::Null,
             if receives { Field::Null } else { Field::Uint(0) },
@@ -183,7 +194,14 @@ impl Peer {
         let mut attached = None;
         loop {
             match self.next(Layer::Amqp).await? {
-                Frame::Attach { handle: theirs, refused, delivery_count, message_bytes_max } => {
+                Frame::Attach { sends_settled: true, .. } => {
+                    return Err(format!(
+                        "{}: the server settles messages before they have arrived, and so would lose them",
+                        shown(node)
+                    ));
+                }
+                Frame::Attach { sends_copies: true, .. } => return Err(format!("{}: {IS_COPIED}", shown(node))),
+                Frame::Attach { handle: theirs, refused, delivery_count, message_bytes_max, .. } => {
                     attached = Some(Attached { handle: theirs, delivery_count, message_bytes_max });
                     if !refused {
                         return attached.ok_or_else(String::new);
@@ -266,8 +284,11 @@ fn refuse_unreliable(product: &Product) -> Result<(), String> {
     }
 }
 
-/// What `check` knows a wrong password by.
-pub(super) const LOGIN_REFUSED: &str = "wrong user or password";
+/// Nothing is kept for a receiver there.
+pub(super) const IS_COPIED: &str = "it is a stream or a topic, which hands out copies of what comes while somebody receives, and so loses the rest: name a queue";
+
+/// What `check` knows a problem with it by.
+pub(super) const LOGIN: &str = "the login ";
 
 fn shown(node: Option<&str>) -> &str {
     node.unwrap_or("an address in each message (does the broker have the anonymous terminus?)")

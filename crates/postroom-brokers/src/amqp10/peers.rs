@@ -30,7 +30,8 @@ impl Server {
         let layer = if descriptor >= MECHANISMS { Layer::Sasl } else { Layer::Amqp };
         let mut bytes = BytesMut::new();
         frame::put(&mut bytes, layer, descriptor, fields, payload);
-        self.stream.write_all(&bytes).await.unwrap();
+        // Who is refused does not read on.
+        let _ = self.stream.write_all(&bytes).await;
     }
 
     /// The next frame that the client sends, but for heartbeats; none: it is gone.
@@ -237,18 +238,32 @@ async fn what_was_not_answered_when_a_link_ends_is_unknown_and_what_a_server_doe
     let error = publishing.await.unwrap().unwrap_err();
     let why = std::error::Error::source(&error).unwrap().to_string();
     assert!(why.contains("no credit"), "{why}");
-    // Two of three: the third may be sent by nobody later.
+    // Two of three: the third may be sent by nobody later. The window is as large as a number can be.
     let publishing = publish(3);
-    let mut server = Server::accept(&listener, ("other", "1")).await;
-    server.attach(false).await;
-    server.credit((2, 100), (0, 0)).await;
+    server.credit((2, u32::MAX), (0, 0)).await;
     assert_eq!(server.transfers(2).await, 2);
     server.settle((0, 1), true, ACCEPTED).await;
     let mut verdicts = publishing.await.unwrap().unwrap();
     assert_eq!((verdicts.take(0), verdicts.take(1)), (Verdict::Stored, Verdict::Stored));
     assert_eq!(verdicts.take(2), Verdict::NotSent);
-    server.credit((9, 100), (2, 2)).await;
-    assert_eq!(server.hear().await, None, "the connection was given up");
+    // The connection is as good as it was.
+    let publishing = publish(1);
+    server.credit((9, 1), (2, 2)).await;
+    assert_eq!(server.transfers(1).await, 1);
+    server.settle((2, 2), true, ACCEPTED).await;
+    assert_eq!(publishing.await.unwrap().unwrap().take(0), Verdict::Stored);
+    // One that is given up in the middle of a message ends it: the next one would be taken for the rest.
+    let publishing = {
+        let sink = sink.clone();
+        tokio::spawn(async move { sink.publish(&batch(1, &"x".repeat(3000))).await })
+    };
+    server.credit((9, 2), (3, 3)).await;
+    assert!(matches!(server.hear().await, Some(Frame::Transfer(transfer)) if transfer.more));
+    publishing.abort();
+    let ended = async { while server.hear().await.is_some() {} };
+    tokio::time::timeout(SECONDS, ended).await.unwrap();
+    let why = sink.disconnected().unwrap();
+    assert!(why.contains("in its middle"), "{why}");
 }
 
 #[tokio::test]
@@ -277,7 +292,7 @@ async fn messages_that_are_nested_cut_or_aborted_end_nothing() {
     let mut server = Server::accept(&listener, ("other", "1")).await;
     server.attach(true).await;
     let Some(Frame::Flow(flow)) = server.hear().await else { panic!("it asks for messages") };
-    assert_eq!(flow.link.unwrap().2, 1000);
+    assert_eq!(flow.link.unwrap().credit, 1000);
     let mut nested = vec![0x45];
     for _ in 0..20_000 {
         let mut outer = vec![0xd0];
@@ -308,23 +323,37 @@ async fn messages_that_are_nested_cut_or_aborted_end_nothing() {
     server.say(frame::TRANSFER, &transfer(3, false, false), b"\x00\x53\x75\xb0\xff\xff\xff\xff").await;
     server.say(frame::TRANSFER, &transfer(4, true, false), b"\x00\x53\x75\xa0\x02a").await;
     server.say(frame::TRANSFER, &transfer(4, false, false), b"b").await;
-    let (subscription, came) = tokio::time::timeout(SECONDS, receiving).await.unwrap().unwrap();
+    let (mut subscription, came) = tokio::time::timeout(SECONDS, receiving).await.unwrap().unwrap();
     let unreadable = |place: usize| came[place].message.headers.contains_key(UNREADABLE_HEADER);
     assert!(unreadable(0) && unreadable(1) && !unreadable(2));
     assert_eq!(&came[2].message.payload[..], b"ab");
-    // More than it may send.
-    for id in 5..3_000 {
-        let mut bytes = BytesMut::new();
-        frame::put(&mut bytes, Layer::Amqp, frame::TRANSFER, &transfer(id, true, false), b"x");
-        if server.stream.write_all(&bytes).await.is_err() {
-            break;
+    // What cannot be given back, or is mixed up, ends the session.
+    let mut settled = transfer(5, false, false);
+    settled[4] = Field::Bool(true);
+    server.say(frame::TRANSFER, &settled, b"\x00\x53\x75\xa0\x00").await;
+    let why = why_over(&subscription).await;
+    assert!(why.contains("before it has arrived"), "{why}");
+    for (wrong, why) in [
+        (vec![transfer(0, true, false), transfer(1, false, false)], "before another is whole"),
+        ((0..1_001).map(|id| transfer(id, false, false)).collect(), "more messages than it was asked for"),
+    ] {
+        let told = tokio::spawn(async move { (why_over(&subscription).await, subscription) });
+        let mut server = Server::accept(&listener, ("other", "1")).await;
+        server.attach(true).await;
+        for transfer in wrong {
+            server.say(frame::TRANSFER, &transfer, b"\x00\x53\x75\xa0\x00").await;
+        }
+        let (found, again) = tokio::time::timeout(SECONDS, told).await.unwrap().unwrap();
+        assert!(found.contains(why), "{found}");
+        subscription = again;
+    }
+}
+
+/// Why a session ends, with whatever it brings before.
+async fn why_over(subscription: &Amqp10Subscription) -> String {
+    loop {
+        if let Err(error) = subscription.receive(Bound { messages: 1000, bytes: usize::MAX }).await {
+            return std::error::Error::source(&error).unwrap().to_string();
         }
     }
-    let ended = async {
-        while let Ok(arrival) = subscription.receive(Bound { messages: 10, bytes: 10 }).await {
-            assert!(!matches!(arrival, Arrival::Revoked(_)));
-        }
-    };
-    drop((server, listener));
-    tokio::time::timeout(SECONDS, ended).await.unwrap();
 }

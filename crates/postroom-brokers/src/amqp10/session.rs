@@ -26,6 +26,8 @@ static SESSIONS: AtomicU64 = AtomicU64::new(1);
 const HANDLE: u32 = 0;
 /// Brokers have smaller limits.
 const MESSAGE_BYTES_MAX: usize = 256 << 20;
+/// Memory that a message takes besides its sections.
+const AROUND: u64 = 512;
 
 /// A session with a server.
 pub(super) struct Session {
@@ -41,6 +43,8 @@ pub(super) struct Session {
 struct Held {
     session: u64,
     origin: String,
+    /// The server's handle of the link.
+    handle: u32,
     prefetch: u32,
     bytes_max: u64,
     queue: VecDeque<Received>,
@@ -64,8 +68,7 @@ struct Held {
 }
 
 struct Open {
-    /// None: the server has settled it itself.
-    delivery_id: Option<u32>,
+    delivery_id: u32,
     bytes: u64,
 }
 
@@ -75,10 +78,20 @@ impl Held {
     }
 
     fn takes_in(&mut self, mut transfer: Transfer) -> Result<bool, String> {
+        if transfer.handle != self.handle {
+            return Err("it sends a message on a link that is not there".to_owned());
+        }
+        if transfer.settled {
+            return Err("it settles a message before it has arrived, and so could lose it".to_owned());
+        }
         self.window = self.window.checked_sub(1).ok_or("it sends more frames than it may")?;
         self.next_incoming_id = self.next_incoming_id.wrapping_add(1);
         let (first, mut whole) = match self.partial.take() {
+            Some((first, _)) if transfer.delivery_id.is_some() && transfer.delivery_id != first.delivery_id => {
+                return Err("it begins a message before another is whole".to_owned());
+            }
             Some((first, whole)) => (first, whole),
+            None if self.credit() == 0 => return Err("it sends more messages than it was asked for".to_owned()),
             None => {
                 self.delivery_count = self.delivery_count.wrapping_add(1);
                 (transfer.clone(), BytesMut::new())
@@ -89,7 +102,10 @@ impl Held {
         }
         let payload = std::mem::take(&mut transfer.payload);
         if whole.len() + payload.len() > MESSAGE_BYTES_MAX {
-            return Err(format!("it sends a message of more than {MESSAGE_BYTES_MAX} bytes"));
+            return Err(format!(
+                "it sends a message of more than {MESSAGE_BYTES_MAX} bytes, which is not received: take it out of {} by other means",
+                self.origin
+            ));
         }
         if transfer.more {
             whole.extend_from_slice(&payload);
@@ -102,18 +118,17 @@ impl Held {
             whole.extend_from_slice(&payload);
             whole.freeze()
         };
-        let settled = first.settled || transfer.settled;
-        let delivery_id = first.delivery_id.filter(|_| !settled);
-        if delivery_id.is_none() && !settled {
-            return Err("it sends a message without a number".to_owned());
-        }
+        let delivery_id = first.delivery_id.ok_or("it sends a message without a number")?;
         let came = message::received(&sections, &self.origin);
-        let bytes = came.message.payload.len() as u64;
+        let bytes = sections.len() as u64 + AROUND;
         self.deliveries += 1;
         let receipt = Receipt::new(self.session, self.deliveries);
         self.open.insert(receipt.number(), Open { delivery_id, bytes });
         self.bytes = self.bytes.saturating_add(bytes);
-        let message::Came { id, message, redelivered } = came;
+        if came.is_of_stream {
+            return Err(peer::IS_COPIED.to_owned());
+        }
+        let message::Came { id, message, redelivered, .. } = came;
         self.queue.push_back(Received { receipt, partition: Partition::default(), redelivered, id, message });
         Ok(true)
     }
@@ -136,7 +151,7 @@ impl Held {
         for (receipt, answer) in answers.iter().filter(|(receipt, _)| receipt.session() == self.session) {
             let Some(open) = self.open.remove(&receipt.number()) else { continue };
             self.bytes = self.bytes.saturating_sub(open.bytes);
-            self.answers.extend(open.delivery_id.map(|id| (id, *answer)));
+            self.answers.push((open.delivery_id, *answer));
         }
     }
 
@@ -202,6 +217,7 @@ impl Session {
         let held = Held {
             session: number,
             origin: options.address.clone(),
+            handle: attached.handle,
             prefetch: options.prefetch.into(),
             bytes_max: options.unsettled_bytes_max,
             queue: VecDeque::new(),
@@ -246,7 +262,7 @@ impl Session {
         self.gone.notify_waiters();
     }
 
-    /// What has come, as far as there is room for it. True: the receiver leaves.
+    /// Takes in what has come, as far as there is room for it. Returns whether there is room for more, and whether the receiver leaves.
     fn hears(&self, read: &mut BytesMut, to_write: &mut BytesMut) -> Result<(bool, bool), String> {
         let mut held = self.held();
         let mut came = false;
@@ -286,6 +302,8 @@ impl Session {
             }
             write(stream, &to_write).await?;
             tokio::select! {
+                // What has come is a sign of life, however late it is looked at.
+                biased;
                 came = stream.read_buf(read), if has_room => match came {
                     Ok(0) => return Err("the server ended the connection".to_owned()),
                     Ok(_) => heard = Instant::now(),
@@ -362,9 +380,11 @@ async fn write(stream: &mut Box<dyn Stream>, bytes: &[u8]) -> Result<(), String>
 /// Reads up to the end.
 async fn ended(stream: &mut Box<dyn Stream>, read: &mut BytesMut) {
     loop {
-        while let Ok(Some(frame)) = frame::next(read, Layer::Amqp) {
-            if matches!(frame, Frame::Close(_)) {
-                return;
+        loop {
+            match frame::next(read, Layer::Amqp) {
+                Ok(Some(Frame::Close(_))) | Err(_) => return,
+                Ok(Some(_)) => {}
+                Ok(None) => break,
             }
         }
         if !matches!(stream.read_buf(read).await, Ok(1..)) {

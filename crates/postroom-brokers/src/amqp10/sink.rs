@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use postroom::{Batch, BoxError, FailureKind, Sink, SinkLimits, Unavailable, Verdict, Verdicts, redact_url};
 use tokio::sync::{Mutex, Semaphore};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Amqp10Options;
 use super::connection::Connection;
@@ -17,6 +17,9 @@ use crate::server_address::ServerAddress;
 
 /// A batch is in memory twice while it is on its way.
 const BATCH_BYTES_MAX: usize = 16 << 20;
+
+/// A broker that is well gives credit with the link.
+const READY_WITHIN: Duration = Duration::from_secs(5);
 
 /// Of the standard, and of Azure Service Bus: waiting helps, and it is no message's fault.
 const BUSY: [&str; 3] = ["amqp:resource-limit-exceeded", "com.microsoft:server-busy", "com.microsoft:timeout"];
@@ -70,18 +73,9 @@ impl Amqp10Sink {
         Ok(connection)
     }
 
-    /// Ends a connection that did not answer in time: what is on it is sent by nobody later.
-    async fn give_up(&self, connection: &Arc<Connection>, why: &str) {
-        connection.kill(why);
-        let mut slot = self.connection.lock().await;
-        if slot.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
-            *slot = None;
-        }
-    }
-
     /// What an outcome means.
-    fn judge(&self, outcome: Outcome) -> Verdict {
-        let node = &self.options.address;
+    fn judge(&self, to: Option<&str>, outcome: Outcome) -> Verdict {
+        let node = to.unwrap_or(&self.options.address);
         match outcome {
             Outcome::Accepted => Verdict::Stored,
             Outcome::Rejected(Some(fault)) => {
@@ -96,7 +90,7 @@ impl Amqp10Sink {
             Outcome::Rejected(None) => Verdict::failed(FailureKind::Busy, format!("{node}: rejected without a reason")),
             Outcome::Released => Verdict::failed(
                 FailureKind::Transient,
-                format!("{node}: released: no queue takes it; bind one for its subject"),
+                format!("{node}: released: no queue takes it; make the queue, or bind one for its routing key"),
             ),
             Outcome::Modified { undeliverable } => {
                 let more = if undeliverable { ", and is not to be sent there again" } else { "" };
@@ -129,7 +123,7 @@ impl Sink for Amqp10Sink {
         let mut verdicts = batch.silent();
         let (mut pending, mut unsent) = (Vec::with_capacity(messages.len()), 0);
         for (place, message) in messages.iter().enumerate() {
-            let sections = match message::sections(&self.form, message) {
+            let (sections, to) = match message::sections(&self.form, message) {
                 Ok(sections) => sections,
                 Err(reason) => {
                     verdicts.judge(place, Verdict::failed(FailureKind::Permanent, reason));
@@ -140,13 +134,13 @@ impl Sink for Amqp10Sink {
                 let reason = format!(
                     "with its headers it has {} bytes, and {} takes messages of {most} (max-message-size)",
                     sections.len(),
-                    self.options.address
+                    to.as_deref().unwrap_or(&self.options.address)
                 );
                 verdicts.judge(place, Verdict::failed(FailureKind::Permanent, reason));
                 continue;
             }
             match timeout_at(by, connection.publish(&sections)).await {
-                Ok(Some(outcome)) => pending.push((place, outcome)),
+                Ok(Some(outcome)) => pending.push((place, to, outcome)),
                 Ok(None) | Err(_) => {
                     unsent = messages.len() - place;
                     break;
@@ -154,17 +148,17 @@ impl Sink for Amqp10Sink {
             }
         }
         let mut answered = messages.len() - pending.len() - unsent;
-        // Nothing of them has reached the broker, but of the first, perhaps a part; the connection is given up below, and the part with it.
+        // A part of the first may have reached the broker. Then the connection has ended, and the part with it.
         (messages.len() - unsent..messages.len()).for_each(|place| {
             verdicts.judge(place, Verdict::NotSent);
         });
         let silence = || format!("no outcome within {} s", self.deadline().as_secs());
         let mut late = None;
-        for (place, outcome) in pending {
+        for (place, to, outcome) in pending {
             match timeout_at(by, outcome).await {
                 Ok(Ok(outcome)) => {
                     answered += 1;
-                    verdicts.judge(place, self.judge(outcome));
+                    verdicts.judge(place, self.judge(to.as_deref(), outcome));
                 }
                 Ok(Err(_)) | Err(_) => {
                     let why = late.get_or_insert_with(|| connection.why_over().unwrap_or_else(silence));
@@ -175,17 +169,23 @@ impl Sink for Amqp10Sink {
         let full = || {
             format!("the broker has taken no more messages for {} s (it gives no credit)", self.deadline().as_secs())
         };
-        if let Some(why) = late.or_else(|| connection.why_over()).or_else(|| (unsent > 0).then(full)) {
-            self.give_up(&connection, &why).await;
-            if answered == 0 {
-                return Err(self.unavailable(why));
-            }
+        if let Some(why) = &late {
+            // What is on it is sent by nobody later.
+            connection.kill(why);
         }
-        Ok(verdicts)
+        match late.or_else(|| connection.why_over()).or_else(|| (unsent > 0).then(full)) {
+            Some(why) if answered == 0 => Err(self.unavailable(why)),
+            _ => Ok(verdicts),
+        }
     }
 
     async fn probe(&self) -> Result<(), Unavailable> {
-        self.connected().await.map(drop)
+        let connection = self.connected().await?;
+        match timeout(self.deadline().min(READY_WITHIN), connection.ready()).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.unavailable(connection.why_over().unwrap_or_default())),
+            Err(_) => Err(self.unavailable("the broker takes no messages (it gives no credit)")),
+        }
     }
 
     fn disconnected(&self) -> Option<String> {

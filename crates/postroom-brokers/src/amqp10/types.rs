@@ -23,6 +23,8 @@ pub(super) enum Field<'a> {
     Text(&'a str),
     Symbol(&'a str),
     Binary(&'a [u8]),
+    /// An array of them.
+    Symbols(&'a [&'a str]),
     /// A list with a descriptor.
     Composite(u64, &'a [Field<'a>]),
     Map(&'a [(Field<'a>, Field<'a>)]),
@@ -61,6 +63,19 @@ pub(super) fn put(into: &mut BytesMut, field: Field<'_>) {
         Field::Text(text) => put_variable(into, 0xa1, text.as_bytes()),
         Field::Symbol(text) => put_variable(into, 0xa3, text.as_bytes()),
         Field::Binary(bytes) => put_variable(into, 0xa0, bytes),
+        Field::Symbols(symbols) => {
+            into.put_u8(0xf0);
+            let at = into.len();
+            into.put_u32(0);
+            into.put_u32(symbols.len() as u32);
+            // What kind all of them are.
+            into.put_u8(0xb3);
+            for symbol in symbols {
+                into.put_u32(symbol.len() as u32);
+                into.put_slice(symbol.as_bytes());
+            }
+            set_size(into, at);
+        }
         Field::Composite(descriptor, fields) => {
             put_composite(into, descriptor, fields);
         }
@@ -95,6 +110,11 @@ fn sized(into: &mut BytesMut, count: u32, write: impl FnOnce(&mut BytesMut)) {
     into.put_u32(0);
     into.put_u32(count);
     write(into);
+    set_size(into, at);
+}
+
+/// The size of what is behind a number of four bytes, in that number.
+fn set_size(into: &mut BytesMut, at: usize) {
     let size = (into.len() - at - 4) as u32;
     into[at..at + 4].copy_from_slice(&size.to_be_bytes());
 }
@@ -435,6 +455,8 @@ mod tests {
             [0xe0, 17, 2, 0xa3, 5, b'P', b'L', b'A', b'I', b'N', 8, b'E', b'X', b'T', b'E', b'R', b'N', b'A', b'L'];
         assert_eq!(Reader(&array).value().unwrap().symbols(), ["PLAIN", "EXTERNAL"]);
         assert_eq!(Reader(&written(Field::Symbol("PLAIN"))).value().unwrap().symbols(), ["PLAIN"]);
+        let several = written(Field::Symbols(&["PLAIN", "", "x"]));
+        assert_eq!(Reader(&several).value().unwrap().symbols(), ["PLAIN", "", "x"]);
     }
 
     /// Other clients end by a stack overflow here.

@@ -160,8 +160,11 @@ impl Connection {
         Some(ack)
     }
 
-    /// Says farewell and ends it.
+    /// Says farewell and ends it. What nobody waits for any more, and has no ack, is not sent then.
     pub fn leave(&self) {
+        if !self.shared.state().waiting.is_empty() {
+            return self.kill("closed");
+        }
         self.left.store(true, Ordering::Relaxed);
         let mut farewell = BytesMut::new();
         packet::disconnect(&mut farewell);

@@ -8,8 +8,10 @@ use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use postroom::envelope::{Envelope, HeaderValue};
 use postroom::{Message, MessageId};
 
-/// RabbitMQ takes these for lists of further routing keys, and closes the channel over anything else.
-const ENVELOPE: Envelope = Envelope::reserving(&["CC", "BCC"]);
+/// Where a message that was sent over AMQP 1.0 has its type.
+const TYPE: &str = "postroom-type";
+/// RabbitMQ takes the others for lists of further routing keys, and closes the channel over anything else.
+const ENVELOPE: Envelope = Envelope::reserving(&["CC", "BCC", TYPE]);
 
 /// Persistent, in the words of AMQP 0-9-1.
 const PERSISTENT: u8 = 2;
@@ -49,12 +51,16 @@ pub(super) fn from_delivery(delivery: lapin::message::Delivery) -> (Option<Messa
         _ => None,
     };
     let headers = table.into_iter().flatten().filter_map(|(name, held)| Some((name.as_str(), value(held)?)));
-    let opened = ENVELOPE.open(headers);
+    let opened = ENVELOPE.open(headers.filter(|(name, _)| *name != TYPE));
+    let kind_over_1_0 = table.and_then(|table| table.get(TYPE)).and_then(value).and_then(|value| match value {
+        HeaderValue::Text(text) => Some(text.into_owned()),
+        HeaderValue::Number(_) => None,
+    });
     let text = |value: &Option<ShortString>| value.as_ref().map(|text| text.as_str().to_owned());
     let message = Message {
         id: id.unwrap_or_else(MessageId::new),
         topic: opened.topic.unwrap_or_default(),
-        kind: text(properties.kind()).unwrap_or_default(),
+        kind: text(properties.kind()).or(kind_over_1_0).unwrap_or_default(),
         key: opened.key,
         routing_key: Some(delivery.routing_key.as_str().to_owned()),
         content_type: text(properties.content_type()).unwrap_or_else(|| "application/octet-stream".to_owned()),
