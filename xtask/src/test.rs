@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::num::NonZero;
 use std::process::{Command, ExitCode, ExitStatus};
 
 use postroom_testkit::services;
@@ -83,6 +84,9 @@ fn run_on_installed(workspace: &Workspace, held: &Held, extra: &[String]) -> Res
             }
             cargo.args(extra);
             cargo.envs(environment).envs(further).env("POSTROOM_TEST_DIR", &scratch.0);
+            if env::var_os(THREADS).is_none() {
+                cargo.env(THREADS, threads().to_string());
+            }
             cargo.env("POSTROOM_BIN", workspace.built("release", "postroom"));
             cargo.env("POSTROOM_ORDERS_BIN", workspace.built("release", "orders"));
             cargo.env("POSTROOM_CHECKOUT_BIN", workspace.built("release", "checkout"));
@@ -93,6 +97,14 @@ fn run_on_installed(workspace: &Workspace, held: &Held, extra: &[String]) -> Res
     let all_is_well = tested.as_ref().is_ok_and(ExitStatus::success);
     held.end(scratch, all_is_well);
     tested
+}
+
+/// How many tests of one program run at a time.
+const THREADS: &str = "RUST_TEST_THREADS";
+
+/// One more than cores: tests wait for servers more than they compute.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(2, NonZero::get) + 1
 }
 
 /// Arguments for somebody else stand behind `--`.

@@ -525,6 +525,23 @@ pub(super) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "amqp10_goes_on_behind_half_a_message",
+        breaks: "sends a message behind a part of another, which the broker takes for one",
+        package: "postroom-brokers",
+        test: &[
+            "--lib",
+            "amqp10::peers::what_was_not_answered_when_a_link_ends_is_unknown_and_what_a_server_does_not_take_is_not_lost",
+        ],
+        needs_bin: false,
+    },
+    Bug {
+        name: "amqp10_takes_what_is_settled_before_it_arrives",
+        breaks: "receives messages that are lost when the receiver dies",
+        package: "postroom-brokers",
+        test: &["--lib", "amqp10::peers::messages_that_are_nested_cut_or_aborted_end_nothing"],
+        needs_bin: false,
+    },
+    Bug {
         name: "mqtt_acks_what_is_open",
         breaks: "acks messages that nobody has settled",
         package: "postroom-brokers",
