@@ -79,6 +79,7 @@ const BROKERS: &[(&str, &str)] = &[
     ("redis", "Redis 7.0"),
     ("mqtt", "Mosquitto 2.0"),
     ("amqp10", "RabbitMQ 4.0 (AMQP 1.0)"),
+    ("smtp", "SMTP (aiosmtpd 1.4)"),
     ("http", "HTTP"),
     ("lines", "file, standard output"),
     ("in_process", "in-process broker"),
@@ -86,7 +87,8 @@ const BROKERS: &[(&str, &str)] = &[
 
 /// What cannot be run at all, because it does not exist.
 const MISSING: &[(&str, &str, &str)] = &[
-    ("SQS, SMTP", "", "there is no sink and no subscription for them"),
+    ("SQS", "", "there is no sink and no subscription for it"),
+    ("SMTP", "receiving", "it has no subscription"),
     ("HTTP", "receiving", "it has no subscription"),
 ];
 

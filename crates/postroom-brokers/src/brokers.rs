@@ -25,6 +25,8 @@ use crate::nats;
 use crate::rabbitmq;
 #[cfg(feature = "redis")]
 use crate::redis;
+#[cfg(feature = "smtp")]
+use crate::smtp;
 
 /// Every broker that can be configured. A further one: its folder, a line here, and its Cargo feature.
 pub const BROKERS: &[&Broker] = &[
@@ -42,6 +44,8 @@ pub const BROKERS: &[&Broker] = &[
     &mqtt::BROKER,
     #[cfg(feature = "http")]
     &http::BROKER,
+    #[cfg(feature = "smtp")]
+    &smtp::BROKER,
     &lines::FILE,
     &lines::STDOUT,
 ];

@@ -17,14 +17,16 @@ pub mod nats;
 pub mod rabbitmq;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "smtp")]
+pub mod smtp;
 
 mod brokers;
 #[cfg(any(feature = "kafka", feature = "mqtt", feature = "redis"))]
 mod deliveries;
 mod keys;
-#[cfg(any(feature = "amqp10", feature = "mqtt", feature = "redis"))]
+#[cfg(any(feature = "amqp10", feature = "mqtt", feature = "redis", feature = "smtp"))]
 mod server_address;
-#[cfg(any(feature = "amqp10", feature = "mqtt", feature = "redis"))]
+#[cfg(any(feature = "amqp10", feature = "mqtt", feature = "redis", feature = "smtp"))]
 mod server_stream;
 #[cfg(any(feature = "amqp10", feature = "mqtt", feature = "redis"))]
 mod sessions;
@@ -46,7 +48,8 @@ mod text_headers;
     feature = "mqtt",
     feature = "nats",
     feature = "rabbitmq",
-    feature = "redis"
+    feature = "redis",
+    feature = "smtp"
 ))]
 mod tls;
 

@@ -12,6 +12,8 @@ pub(crate) struct Scheme {
     pub plain: &'static str,
     /// Never without TLS.
     pub encrypted: &'static str,
+    /// How URLs begin that may name certificates.
+    pub certificates: &'static str,
     /// Where there is no port in the URL: that of either.
     pub ports: (u16, u16),
     /// Whether a login without a colon is a user; a password otherwise.
@@ -38,7 +40,7 @@ impl ServerAddress {
     /// The server of a URL; or what is wrong, without its password.
     pub fn parse(url: &str, scheme: &Scheme) -> Result<Self, String> {
         let shown = redact_url(url);
-        let (rest, files) = TlsFiles::taken_out_of(url, scheme.encrypted)?;
+        let (rest, files) = TlsFiles::taken_out_of(url, scheme.certificates)?;
         let (tls, rest) = match (rest.strip_prefix(scheme.plain), rest.strip_prefix(scheme.encrypted)) {
             (Some(rest), _) => (false, rest),
             (_, Some(rest)) => (true, rest),
@@ -82,6 +84,7 @@ mod tests {
     const SCHEME: Scheme = Scheme {
         plain: "redis://",
         encrypted: "rediss://",
+        certificates: "rediss://",
         ports: (6379, 6380),
         login_is_user: false,
         form: "redis://USER:PASSWORD@HOST:PORT/DATABASE",

@@ -5,11 +5,32 @@
 
 use std::path::{Path, PathBuf};
 
-#[cfg(any(feature = "amqp10", feature = "http", feature = "mqtt", feature = "nats", feature = "redis"))]
+#[cfg(any(
+    feature = "amqp10",
+    feature = "http",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "smtp"
+))]
 use rustls::pki_types::pem::PemObject;
-#[cfg(any(feature = "amqp10", feature = "http", feature = "mqtt", feature = "nats", feature = "redis"))]
+#[cfg(any(
+    feature = "amqp10",
+    feature = "http",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "smtp"
+))]
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-#[cfg(any(feature = "amqp10", feature = "http", feature = "mqtt", feature = "nats", feature = "redis"))]
+#[cfg(any(
+    feature = "amqp10",
+    feature = "http",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "smtp"
+))]
 use rustls::{ClientConfig, RootCertStore};
 
 /// The files that a URL names.
@@ -57,6 +78,12 @@ impl TlsFiles {
         Ok((if rest.is_empty() { base.to_owned() } else { format!("{base}?{rest}") }, files))
     }
 
+    /// Whether any is named.
+    #[cfg(feature = "smtp")]
+    pub fn has_any(&self) -> bool {
+        *self != Self::default()
+    }
+
     /// Whether a client certificate is named.
     #[cfg(feature = "amqp10")]
     pub fn has_certificate(&self) -> bool {
@@ -96,7 +123,14 @@ pub(crate) struct TlsParts {
     pub identity: Option<(String, String)>,
 }
 
-#[cfg(any(feature = "amqp10", feature = "http", feature = "mqtt", feature = "nats", feature = "redis"))]
+#[cfg(any(
+    feature = "amqp10",
+    feature = "http",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "redis",
+    feature = "smtp"
+))]
 impl TlsParts {
     /// A client that verifies the server against the system's roots, or against the CA of one's own.
     pub fn client(&self) -> Result<ClientConfig, String> {
@@ -136,7 +170,8 @@ impl TlsParts {
     feature = "mqtt",
     feature = "nats",
     feature = "rabbitmq",
-    feature = "redis"
+    feature = "redis",
+    feature = "smtp"
 ))]
 pub(crate) fn hint(error: &str) -> &'static str {
     if error.contains("UnknownIssuer") || error.contains("BadSignature") {

@@ -20,7 +20,8 @@ pub(crate) const ACK_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the store refuses even as a dead message goes back to the broker after this long.
 const REQUEUE_AFTER: Duration = Duration::from_secs(10);
 
-/// Carries arrivals from the subscription; an error is waited out, for `retry_cap` at most, and kept in `trouble` until messages come.
+/// Carries arrivals from the subscription; an error is waited out, for `retry_cap` at most, and kept in `trouble` until messages come. The waits
+/// grow until messages have come for longer than the last one: a message that ends its connection would otherwise be asked for all the time.
 pub(crate) async fn receive(
     subscription: Arc<dyn Subscription>,
     to: mpsc::Sender<Arrival>,
@@ -30,6 +31,8 @@ pub(crate) async fn receive(
     consumer: Consumer,
 ) {
     let mut wait = RETRY_FIRST;
+    let mut waited = Duration::ZERO;
+    let mut well_since: Option<Instant> = None;
     let mut outage: Option<Outage> = None;
     loop {
         let received = {
@@ -50,7 +53,7 @@ pub(crate) async fn receive(
         };
         match received {
             Ok(arrival) => {
-                wait = RETRY_FIRST;
+                well_since.get_or_insert_with(Instant::now);
                 ended(&consumer, &mut outage);
                 trouble.set(None);
                 if to.send(arrival).await.is_err() {
@@ -61,8 +64,11 @@ pub(crate) async fn receive(
                 let why = chain(&error);
                 outage.get_or_insert_with(Outage::begin).tell(&consumer, &why);
                 trouble.set(Some(why));
+                if well_since.take().is_some_and(|since| since.elapsed() > waited) {
+                    wait = RETRY_FIRST;
+                }
                 tokio::time::sleep(wait).await;
-                wait = (wait * 2).min(retry_cap);
+                (waited, wait) = (wait, (wait * 2).min(retry_cap));
             }
         }
     }
@@ -134,4 +140,58 @@ pub(crate) fn requeue_later(
         answer(Instant::now(), subscription.as_ref(), &[(receipt, Answer::Requeue)]).await;
         in_hand.remove(receipt);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use async_trait::async_trait;
+    use postroom::{Message, Partition, Received, Unavailable};
+
+    use super::*;
+
+    /// Brings a message, and then an error, after so long each.
+    struct Breaking {
+        lasts: Duration,
+        asked: AtomicUsize,
+    }
+
+    #[async_trait]
+    impl Subscription for Breaking {
+        async fn receive(&self, _: Bound) -> Result<Arrival, Unavailable> {
+            if self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
+                let message = Message::new("orders", "k", "x");
+                let (receipt, partition, id) = (Receipt::new(1, 1), Partition::default(), Some(message.id));
+                return Ok(Arrival::Messages(vec![Received { receipt, partition, redelivered: false, id, message }]));
+            }
+            tokio::time::sleep(self.lasts).await;
+            Err(Unavailable::new("a queue", "the connection has ended"))
+        }
+
+        async fn settle(&self, _: &[(Receipt, Answer)]) -> Result<(), Unavailable> {
+            Ok(())
+        }
+
+        async fn close(&self) {}
+    }
+
+    /// How often a session is begun in ten minutes.
+    async fn sessions(lasts: Duration) -> usize {
+        let breaking = Arc::new(Breaking { lasts, asked: AtomicUsize::new(0) });
+        let (to, mut arrivals) = mpsc::channel(1);
+        let bound = Bound { messages: 1, bytes: 1 };
+        let consumer = Consumer::new("billing").unwrap();
+        let receiving = receive(breaking.clone(), to, bound, Duration::from_secs(30), Live::default(), consumer);
+        let taking = async { while arrivals.recv().await.is_some() {} };
+        let _ = tokio::time::timeout(Duration::from_secs(600), async { tokio::join!(receiving, taking) }).await;
+        breaking.asked.load(Ordering::Relaxed) / 2
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_that_ends_its_connection_is_not_asked_for_all_the_time() {
+        assert!(sessions(Duration::from_millis(20)).await < 50);
+        // A broker whose connections last for a while is asked again soon.
+        assert!(sessions(Duration::from_secs(5)).await > 100);
+    }
 }

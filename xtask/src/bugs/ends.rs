@@ -542,6 +542,27 @@ pub(super) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "smtp_takes_the_begin_for_the_end",
+        breaks: "takes a mail for stored that the server has only begun to take",
+        package: "postroom-brokers",
+        test: &["--test", "smtp", "what_is_refused_is_judged_by_its_answer_and_goes_to_nobody"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "smtp_hears_what_was_said_before",
+        breaks: "takes what the server said before it had the mail for its answer to it",
+        package: "postroom-brokers",
+        test: &["--lib", "smtp::connection::tests::an_answer_that_was_not_asked_for_is_no_answer_to_a_mail"],
+        needs_bin: false,
+    },
+    Bug {
+        name: "smtp_sends_to_those_who_are_left",
+        breaks: "sends a mail although the server refused one of its recipients",
+        package: "postroom-brokers",
+        test: &["--test", "smtp", "what_is_refused_is_judged_by_its_answer_and_goes_to_nobody"],
+        needs_bin: false,
+    },
+    Bug {
         name: "mqtt_acks_what_is_open",
         breaks: "acks messages that nobody has settled",
         package: "postroom-brokers",

@@ -5,6 +5,7 @@ use crate::server_address::{Scheme, ServerAddress};
 const SCHEME: Scheme = Scheme {
     plain: "amqp://",
     encrypted: "amqps://",
+    certificates: "amqps://",
     ports: (5672, 5671),
     login_is_user: true,
     form: "amqp://USER:PASSWORD@HOST:PORT/VHOST",

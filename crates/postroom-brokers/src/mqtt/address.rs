@@ -5,6 +5,7 @@ use crate::server_address::{Scheme, ServerAddress};
 const SCHEME: Scheme = Scheme {
     plain: "mqtt://",
     encrypted: "mqtts://",
+    certificates: "mqtts://",
     ports: (1883, 8883),
     login_is_user: true,
     form: "mqtt://USER:PASSWORD@HOST:PORT",

@@ -5,6 +5,7 @@ use crate::server_address::{Scheme, ServerAddress};
 const SCHEME: Scheme = Scheme {
     plain: "redis://",
     encrypted: "rediss://",
+    certificates: "rediss://",
     ports: (6379, 6379),
     login_is_user: false,
     form: "redis://USER:PASSWORD@HOST:PORT/DATABASE",

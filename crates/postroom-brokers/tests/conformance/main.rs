@@ -18,3 +18,5 @@ mod nats;
 mod rabbitmq;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "smtp")]
+mod smtp;

@@ -23,6 +23,7 @@ mod rabbitmq;
 mod redis;
 mod restart;
 mod seaweedfs;
+mod smtp;
 mod tmpfs;
 mod wait;
 
@@ -36,6 +37,7 @@ pub use prometheus::{Prometheus, promtool};
 pub use rabbitmq::{RABBITMQ_ROOT, RabbitServer, RabbitTls};
 pub use redis::{REDIS_PROGRAM, RedisServer};
 pub use seaweedfs::{SEAWEEDFS_PROGRAM, SeaweedFs};
+pub use smtp::SmtpServer;
 pub use tmpfs::Tmpfs;
 
 /// Names of the Debian packages that the servers here need and that are not installed.
@@ -65,6 +67,9 @@ pub fn missing() -> Vec<&'static str> {
     }
     if mosquitto::program().is_none() {
         packages.push("mosquitto");
+    }
+    if !smtp::is_installed() {
+        packages.push("python3-aiosmtpd");
     }
     if redis::program().is_none() {
         packages.push("redis-server");
