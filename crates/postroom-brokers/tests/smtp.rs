@@ -187,7 +187,7 @@ async fn what_is_wrong_with_a_server_or_an_option_is_told() {
     let with_login = SmtpOptions::new(format!("smtp://relay:s3cret@{}", server.address()), "a@b.c");
     let error = with_login.check().await.unwrap_err();
     assert!(error.problem.contains("is not offered") && !format!("{error:?}").contains("s3cret"), "{error:?}");
-    // Who names a CA wants to be encrypted.
+    // Whoever names a CA is never in clear.
     let root = Authority::create(&surroundings::scratch("smtp-root"), "relay").root;
     let url = format!("smtp://{}?cacertfile={}", server.address(), root.display());
     let error = SmtpOptions::new(url, "a@b.c").check().await.unwrap_err();

@@ -172,7 +172,7 @@ pub(super) fn next(read: &mut BytesMut, layer: Layer) -> Result<Option<Frame>, S
     let Some(head) = read.first_chunk::<HEAD>() else { return Ok(None) };
     let size = u32::from_be_bytes([head[0], head[1], head[2], head[3]]);
     if head.starts_with(b"AMQP") {
-        return Err("it wants another version of AMQP".to_owned());
+        return Err("it speaks another version of AMQP, or asks for a login again".to_owned());
     }
     let offset = usize::from(head[4]) * 4;
     if (size as usize) < offset || offset < HEAD || size > FRAME_BYTES_MAX {

@@ -120,14 +120,14 @@ impl Held {
         };
         let delivery_id = first.delivery_id.ok_or("it sends a message without a number")?;
         let came = message::received(&sections, &self.origin);
+        if came.is_of_stream {
+            return Err(peer::IS_COPIED.to_owned());
+        }
         let bytes = sections.len() as u64 + AROUND;
         self.deliveries += 1;
         let receipt = Receipt::new(self.session, self.deliveries);
         self.open.insert(receipt.number(), Open { delivery_id, bytes });
         self.bytes = self.bytes.saturating_add(bytes);
-        if came.is_of_stream {
-            return Err(peer::IS_COPIED.to_owned());
-        }
         let message::Came { id, message, redelivered, .. } = came;
         self.queue.push_back(Received { receipt, partition: Partition::default(), redelivered, id, message });
         Ok(true)

@@ -63,7 +63,7 @@ impl SmtpSink {
 /// What a refusal means; none: it is no message's fault, and the server has to be asked later. `ours`: the sender is the route's.
 fn judge(of: &Of, reply: &Reply, ours: bool) -> Option<Verdict> {
     let kind = match (reply.code, of) {
-        // It wants a login, or a better one.
+        // It asks for a login, or for a better one.
         (530 | 534 | 535 | 538, _) => return None,
         (421 | 451 | 452 | 454, _) => FailureKind::Busy,
         (400..500, _) => FailureKind::Transient,

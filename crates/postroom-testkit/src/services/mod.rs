@@ -1,6 +1,6 @@
 //! Real servers that belong to one test run.
 //!
-//! [`PostgresServer`], [`PgBouncer`], [`MysqlServer`], [`RabbitServer`] and [`RedisServer`] are started from the Debian packages, [`NatsServer`] from a Python package, [`KafkaServer`] from Java archives, each on a free loopback
+//! [`PostgresServer`], [`PgBouncer`], [`MysqlServer`], [`RabbitServer`], [`RedisServer`], [`MosquittoServer`] and [`SmtpServer`] are started from the Debian packages, [`NatsServer`] from a Python package, [`KafkaServer`] from Java archives, each on a free loopback
 //! port, with a data folder of its own. A server that already runs on the machine is neither used nor touched.
 //!
 //! Promise: a server that was started here ends when its value is dropped, and a little later when the whole process
