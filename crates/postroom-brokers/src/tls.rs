@@ -5,34 +5,6 @@
 
 use std::path::{Path, PathBuf};
 
-#[cfg(any(
-    feature = "amqp10",
-    feature = "http",
-    feature = "mqtt",
-    feature = "nats",
-    feature = "redis",
-    feature = "smtp"
-))]
-use rustls::pki_types::pem::PemObject;
-#[cfg(any(
-    feature = "amqp10",
-    feature = "http",
-    feature = "mqtt",
-    feature = "nats",
-    feature = "redis",
-    feature = "smtp"
-))]
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-#[cfg(any(
-    feature = "amqp10",
-    feature = "http",
-    feature = "mqtt",
-    feature = "nats",
-    feature = "redis",
-    feature = "smtp"
-))]
-use rustls::{ClientConfig, RootCertStore};
-
 /// The files that a URL names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TlsFiles {
@@ -123,6 +95,7 @@ pub(crate) struct TlsParts {
     pub identity: Option<(String, String)>,
 }
 
+/// For connections of our own.
 #[cfg(any(
     feature = "amqp10",
     feature = "http",
@@ -131,33 +104,42 @@ pub(crate) struct TlsParts {
     feature = "redis",
     feature = "smtp"
 ))]
-impl TlsParts {
-    /// A client that verifies the server against the system's roots, or against the CA of one's own.
-    pub fn client(&self) -> Result<ClientConfig, String> {
-        let certificates = |name: &str, pem: &str| -> Result<Vec<CertificateDer<'static>>, String> {
-            let read: Result<_, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
-            read.map_err(|error| format!("{name}: {error}"))
-        };
-        let mut roots = RootCertStore::empty();
-        match &self.root {
-            None => {
-                roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            }
-            Some(pem) => {
-                for certificate in certificates("cacertfile", pem)? {
-                    roots.add(certificate).map_err(|error| format!("cacertfile: {error}"))?;
+mod client {
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use rustls::{ClientConfig, RootCertStore};
+
+    use super::TlsParts;
+
+    impl TlsParts {
+        /// A client that verifies the server against the system's roots, or against the CA of one's own.
+        pub fn client(&self) -> Result<ClientConfig, String> {
+            let certificates = |name: &str, pem: &str| -> Result<Vec<CertificateDer<'static>>, String> {
+                let read: Result<_, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+                read.map_err(|error| format!("{name}: {error}"))
+            };
+            let mut roots = RootCertStore::empty();
+            match &self.root {
+                None => {
+                    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+                }
+                Some(pem) => {
+                    for certificate in certificates("cacertfile", pem)? {
+                        roots.add(certificate).map_err(|error| format!("cacertfile: {error}"))?;
+                    }
                 }
             }
-        }
-        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| error.to_string())?.with_root_certificates(roots);
-        match &self.identity {
-            None => Ok(builder.with_no_client_auth()),
-            Some((certificate, key)) => {
-                let chain = certificates("certfile", certificate)?;
-                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| format!("keyfile: {error}"))?;
-                builder.with_client_auth_cert(chain, key).map_err(|error| format!("certfile and keyfile: {error}"))
+            let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+            let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+            let builder = builder.map_err(|error| error.to_string())?.with_root_certificates(roots);
+            match &self.identity {
+                None => Ok(builder.with_no_client_auth()),
+                Some((certificate, key)) => {
+                    let chain = certificates("certfile", certificate)?;
+                    let key =
+                        PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| format!("keyfile: {error}"))?;
+                    builder.with_client_auth_cert(chain, key).map_err(|error| format!("certfile and keyfile: {error}"))
+                }
             }
         }
     }

@@ -15,9 +15,8 @@ use super::frame::{self, Flow, Frame, Layer, Outcome};
 use super::peer::{self, Attached, INCOMING_WINDOW, Peer, Role, SILENT_MAX};
 use super::types::Field;
 use crate::server_address::ServerAddress;
+use crate::server_stream::WRITTEN_WITHIN;
 
-/// Longest that a part of a buffer may take.
-pub(super) const WRITTEN_WITHIN: Duration = Duration::from_secs(30);
 const WRITTEN_AT_ONCE: usize = 64 << 10;
 /// What a frame has around a part of a message at most.
 const AROUND_PAYLOAD: usize = 64;

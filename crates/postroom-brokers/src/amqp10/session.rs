@@ -7,18 +7,17 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use postroom::{Answer, Arrival, Bound, Partition, Receipt, Received};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use super::connection::WRITTEN_WITHIN;
 use super::frame::{self, Flow, Frame, Layer, Transfer};
 use super::message;
 use super::peer::{self, INCOMING_WINDOW, Peer, Role, SILENT_MAX};
 use super::subscription::Amqp10SubscriptionOptions;
 use super::types::Field;
 use crate::server_address::ServerAddress;
-use crate::server_stream::Stream;
+use crate::server_stream::{Stream, write};
 use crate::sessions;
 
 /// No two sessions of a process share a number.
@@ -362,19 +361,6 @@ impl sessions::Session for Session {
             gone.await;
         }
     }
-}
-
-async fn write(stream: &mut Box<dyn Stream>, bytes: &[u8]) -> Result<(), String> {
-    if bytes.is_empty() {
-        return Ok(());
-    }
-    let written = timeout(WRITTEN_WITHIN, async {
-        stream.write_all(bytes).await?;
-        stream.flush().await
-    });
-    let written =
-        written.await.map_err(|_| format!("the server has taken nothing for {} s", WRITTEN_WITHIN.as_secs()))?;
-    written.map_err(|error| error.to_string())
 }
 
 /// Reads up to the end.

@@ -14,15 +14,13 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::packet::{self, Connack, Connect, Packet, Publish, Reason};
 use crate::server_address::ServerAddress;
-use crate::server_stream::{self, Stream};
+use crate::server_stream::{self, Stream, WRITTEN_WITHIN};
 
 /// A broker that has said nothing for three of them is gone.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(5);
 pub(super) const HEARTBEATS_UNANSWERED_MAX: u32 = 2;
 /// What the broker is told: it gives up a client that is silent for half as long again.
 pub(super) const KEEP_ALIVE_SECONDS: u16 = 20;
-/// Longest that a part of a buffer may take.
-pub(super) const WRITTEN_WITHIN: Duration = Duration::from_secs(30);
 const WRITTEN_AT_ONCE: usize = 64 << 10;
 
 /// Connects and says who it is. Returns also what came behind the answer.

@@ -12,13 +12,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use super::connection::{HEARTBEATS_UNANSWERED_MAX, KEEP_ALIVE_SECONDS, WRITTEN_WITHIN, heartbeat, opened};
+use super::connection::{HEARTBEATS_UNANSWERED_MAX, KEEP_ALIVE_SECONDS, heartbeat, opened};
 use super::message;
 use super::packet::{self, Connect, Packet, Publish};
 use super::subscription::MqttSubscriptionOptions;
 use crate::deliveries::{Deliveries, Taken};
 use crate::server_address::ServerAddress;
-use crate::server_stream::{CONNECT_WITHIN, Stream};
+use crate::server_stream::{CONNECT_WITHIN, Stream, WRITTEN_WITHIN, write};
 use crate::sessions;
 
 /// No two sessions of a process share a number.
@@ -260,19 +260,6 @@ impl sessions::Session for Session {
             gone.await;
         }
     }
-}
-
-async fn write(stream: &mut Box<dyn Stream>, bytes: &[u8]) -> Result<(), String> {
-    if bytes.is_empty() {
-        return Ok(());
-    }
-    let written = timeout(WRITTEN_WITHIN, async {
-        stream.write_all(bytes).await?;
-        stream.flush().await
-    });
-    let written =
-        written.await.map_err(|_| format!("the broker has taken nothing for {} s", WRITTEN_WITHIN.as_secs()))?;
-    written.map_err(|error| error.to_string())
 }
 
 /// Whether each filter was granted with acks.

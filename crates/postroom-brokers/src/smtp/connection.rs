@@ -1,15 +1,12 @@
 //! A connection to a mail server, on which one mail goes after the other. <https://www.rfc-editor.org/rfc/rfc5321>
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
-use tokio_rustls::TlsConnector;
 
 use super::mail::{Letter, dotted};
 use super::reply::{self, Extensions, Reply};
@@ -68,57 +65,44 @@ impl Connection {
     }
 
     async fn opening(server: &ServerAddress, in_clear: bool) -> Result<Self, String> {
-        let stream: Box<dyn Stream>;
-        let mut is_encrypted = server.tls;
-        let mut extensions;
-        if server.tls {
-            let mut connection = Self::over(server_stream::connected(server).await?, true);
-            connection.expect(220).await?;
-            extensions = connection.greet().await?;
-            stream = connection.stream;
-        } else {
-            let told = |error: std::io::Error| error.to_string();
-            let tcp = TcpStream::connect((server.host.as_str(), server.port)).await.map_err(told)?;
-            tcp.set_nodelay(true).map_err(told)?;
-            let mut plain = Self::over(Box::new(tcp), false);
-            plain.expect(220).await?;
-            extensions = plain.greet().await?;
-            if extensions.starttls {
-                plain.say("STARTTLS").await?;
-                plain.expect(220).await?;
-                if !plain.read.is_empty() {
-                    // Somebody between us and the server would have said it in the server's name.
-                    return Err("the server said something in clear behind its STARTTLS".to_owned());
-                }
-                let config = server.files.read()?.client()?;
-                let name = rustls::pki_types::ServerName::try_from(server.host.clone());
-                let connector = TlsConnector::from(Arc::new(config));
-                let encrypted = connector.connect(name.map_err(|error| error.to_string())?, plain.stream).await;
-                let encrypted = encrypted.map_err(|error| format!("{error} {error:?}"))?;
-                let mut connection = Self::over(Box::new(encrypted), true);
-                extensions = connection.greet().await?;
-                (stream, is_encrypted) = (connection.stream, true);
-            } else if in_clear {
-                stream = plain.stream;
-            } else {
-                return Err("the server has no STARTTLS, so mails and the password would go in clear: use smtps://, or write unencrypted = true".to_owned());
-            }
+        let mut connection = Self {
+            stream: server_stream::connected(server).await?,
+            read: BytesMut::new(),
+            extensions: Extensions::default(),
+            is_encrypted: server.tls,
+            used: Instant::now(),
+        };
+        connection.expect(220).await?;
+        connection.greet().await?;
+        if !server.tls && connection.extensions.starttls {
+            connection = connection.encrypted(server).await?;
         }
-        let mut connection = Self { stream, read: BytesMut::new(), extensions, is_encrypted, used: Instant::now() };
+        if !connection.is_encrypted && !in_clear {
+            return Err("the server has no STARTTLS, so mails and the password would go in clear: use smtps://, or write unencrypted = true".to_owned());
+        }
         if !server.user.is_empty() {
             connection.log_in(server).await?;
         }
         Ok(connection)
     }
 
-    fn over(stream: Box<dyn Stream>, is_encrypted: bool) -> Self {
-        let extensions = Extensions::default();
-        Self { stream, read: BytesMut::new(), extensions, is_encrypted, used: Instant::now() }
+    async fn encrypted(mut self, server: &ServerAddress) -> Result<Self, String> {
+        self.say("STARTTLS").await?;
+        self.expect(220).await?;
+        if !self.read.is_empty() {
+            // Somebody between us and the server would have said it in the server's name.
+            return Err("the server said something in clear behind its STARTTLS".to_owned());
+        }
+        let stream = server_stream::encrypted(server, self.stream).await?;
+        let mut connection = Self { stream, is_encrypted: true, ..self };
+        connection.greet().await?;
+        Ok(connection)
     }
 
-    async fn greet(&mut self) -> Result<Extensions, String> {
+    async fn greet(&mut self) -> Result<(), String> {
         self.say(&format!("EHLO {NAME}")).await?;
-        self.expect(250).await.map(|reply| Extensions::of(&reply))
+        self.extensions = Extensions::of(&self.expect(250).await?);
+        Ok(())
     }
 
     async fn log_in(&mut self, server: &ServerAddress) -> Result<(), String> {
