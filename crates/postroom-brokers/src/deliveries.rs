@@ -220,6 +220,18 @@ impl<P: Ord + Copy> Deliveries<P> {
     }
 }
 
+/// Where a session needs nothing beside it.
+#[cfg(feature = "redis")]
+impl<P: Ord + Copy> crate::sessions::Held for Deliveries<P> {
+    fn take(&mut self, max: Bound) -> Option<Arrival> {
+        Self::take(self, max)
+    }
+
+    fn settle(&mut self, answers: &[(Receipt, Answer)]) {
+        Self::settle(self, answers);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,14 +1,12 @@
 //! Receiving: a task of its own talks to the server. The server keeps what has no outcome, and hands it out again when the link has ended.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use postroom::{Answer, Arrival, Bound, Partition, Receipt, Received};
 use tokio::io::AsyncReadExt;
-use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::frame::{self, Flow, Frame, Layer, Transfer};
@@ -20,8 +18,6 @@ use crate::server_address::ServerAddress;
 use crate::server_stream::{Stream, write};
 use crate::sessions;
 
-/// No two sessions of a process share a number.
-static SESSIONS: AtomicU64 = AtomicU64::new(1);
 const HANDLE: u32 = 0;
 /// Brokers have smaller limits.
 const MESSAGE_BYTES_MAX: usize = 256 << 20;
@@ -29,17 +25,9 @@ const MESSAGE_BYTES_MAX: usize = 256 << 20;
 const AROUND: u64 = 512;
 
 /// A session with a server.
-pub(super) struct Session {
-    number: u64,
-    /// Something has arrived, or it is over.
-    arrived: Notify,
-    held: Mutex<Held>,
-    /// Something was settled, or it is to end.
-    told: Notify,
-    gone: Notify,
-}
+pub(super) type Session = sessions::Session<Held>;
 
-struct Held {
+pub(super) struct Held {
     session: u64,
     origin: String,
     /// The server's handle of the link.
@@ -61,9 +49,6 @@ struct Held {
     /// Deliveries that have begun on the link, and up to how many were asked for.
     delivery_count: u32,
     delivery_limit: u32,
-    leaves: bool,
-    over: Option<String>,
-    is_gone: bool,
 }
 
 struct Open {
@@ -132,28 +117,6 @@ impl Held {
         Ok(true)
     }
 
-    /// Hands out what is there.
-    fn take(&mut self, max: Bound) -> Option<Arrival> {
-        let (mut taken, mut bytes) = (Vec::new(), 0_usize);
-        while let Some(next) = self.queue.front() {
-            bytes = bytes.saturating_add(next.message.payload.len());
-            if taken.len() >= max.messages.max(1) || (!taken.is_empty() && bytes > max.bytes) {
-                break;
-            }
-            taken.extend(self.queue.pop_front());
-        }
-        (!taken.is_empty()).then_some(Arrival::Messages(taken))
-    }
-
-    /// Answers of other sessions, and second ones, settle nothing.
-    fn settle(&mut self, answers: &[(Receipt, Answer)]) {
-        for (receipt, answer) in answers.iter().filter(|(receipt, _)| receipt.session() == self.session) {
-            let Some(open) = self.open.remove(&receipt.number()) else { continue };
-            self.bytes = self.bytes.saturating_sub(open.bytes);
-            self.answers.push((open.delivery_id, *answer));
-        }
-    }
-
     /// Writes what the server has to hear: outcomes first, and then what it may send.
     fn writes(&mut self, into: &mut BytesMut) {
         let mut answers = std::mem::take(&mut self.answers).into_iter().peekable();
@@ -204,161 +167,132 @@ impl Held {
     }
 }
 
-/// Azure Service Bus keeps it with a dead letter.
-const REFUSED: &str = "postroom:refused";
-
-impl Session {
-    /// Connects, and attaches to the source.
-    pub async fn begin(server: &ServerAddress, options: &Amqp10SubscriptionOptions) -> Result<Arc<Self>, String> {
-        let mut peer = Peer::open(server, "postroom-receiver").await?;
-        let attached = peer.attach(HANDLE, Role::Receives, Some(&options.address)).await?;
-        let number = SESSIONS.fetch_add(1, Ordering::Relaxed);
-        let held = Held {
-            session: number,
-            origin: options.address.clone(),
-            handle: attached.handle,
-            prefetch: options.prefetch.into(),
-            bytes_max: options.unsettled_bytes_max,
-            queue: VecDeque::new(),
-            open: HashMap::new(),
-            bytes: 0,
-            deliveries: 0,
-            partial: None,
-            answers: Vec::new(),
-            window: INCOMING_WINDOW,
-            next_incoming_id: peer.next_incoming_id,
-            delivery_count: attached.delivery_count,
-            delivery_limit: attached.delivery_count,
-            leaves: false,
-            over: None,
-            is_gone: false,
-        };
-        let session = Arc::new(Self {
-            number,
-            arrived: Notify::new(),
-            held: Mutex::new(held),
-            told: Notify::new(),
-            gone: Notify::new(),
-        });
-        let Peer { stream, read, heartbeat, .. } = peer;
-        tokio::spawn(session.clone().run(stream, read, heartbeat));
-        Ok(session)
-    }
-
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn run(self: Arc<Self>, mut stream: Box<dyn Stream>, mut read: BytesMut, every: Duration) {
-        let why = match self.serve(&mut stream, &mut read, every).await {
-            Ok(()) => "closed".to_owned(),
-            Err(why) => why,
-        };
-        let mut held = self.held();
-        (held.over, held.is_gone) = (Some(why), true);
-        drop(held);
-        self.arrived.notify_waiters();
-        self.gone.notify_waiters();
-    }
-
-    /// Takes in what has come, as far as there is room for it. Returns whether there is room for more, and whether the receiver leaves.
-    fn hears(&self, read: &mut BytesMut, to_write: &mut BytesMut) -> Result<(bool, bool), String> {
-        let mut held = self.held();
-        let mut came = false;
-        while held.has_room()
-            && let Some(found) = frame::next(read, Layer::Amqp)?
-        {
-            if let Some(why) = peer::ended(&found) {
-                return Err(why);
+impl sessions::Held for Held {
+    fn take(&mut self, max: Bound) -> Option<Arrival> {
+        let (mut taken, mut bytes) = (Vec::new(), 0_usize);
+        while let Some(next) = self.queue.front() {
+            bytes = bytes.saturating_add(next.message.payload.len());
+            if taken.len() >= max.messages.max(1) || (!taken.is_empty() && bytes > max.bytes) {
+                break;
             }
-            match found {
-                Frame::Transfer(transfer) => came |= held.takes_in(transfer)?,
-                Frame::Flow(Flow { echo: true, .. }) => held.flow(to_write),
-                _ => {}
-            }
+            taken.extend(self.queue.pop_front());
         }
-        held.writes(to_write);
-        if came {
-            self.arrived.notify_waiters();
-        }
-        Ok((held.has_room(), held.leaves))
+        (!taken.is_empty()).then_some(Arrival::Messages(taken))
     }
 
-    async fn serve(&self, stream: &mut Box<dyn Stream>, read: &mut BytesMut, every: Duration) -> Result<(), String> {
-        let mut heartbeat = interval(every);
-        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        heartbeat.tick().await;
-        let mut heard = Instant::now();
-        loop {
-            let mut to_write = BytesMut::new();
-            let (has_room, leaves) = self.hears(read, &mut to_write)?;
-            if leaves {
-                frame::put(&mut to_write, Layer::Amqp, frame::CLOSE, &[], b"");
-                let written = write(stream, &to_write).await;
-                // The end of its own side says that the server has given back what was not settled.
-                let _ = timeout(SILENT_MAX, ended(stream, read)).await;
-                return written;
-            }
-            write(stream, &to_write).await?;
-            tokio::select! {
-                // What has come is a sign of life, however late it is looked at.
-                biased;
-                came = stream.read_buf(read), if has_room => match came {
-                    Ok(0) => return Err("the server ended the connection".to_owned()),
-                    Ok(_) => heard = Instant::now(),
-                    Err(error) => return Err(error.to_string()),
-                },
-                () = self.told.notified() => {}
-                _ = heartbeat.tick() => {
-                    // While there is no room, nobody listens.
-                    if !has_room {
-                        heard = Instant::now();
-                    }
-                    let silent = heard.elapsed();
-                    if silent > SILENT_MAX {
-                        return Err(format!("the server has said nothing for {} s", silent.as_secs()));
-                    }
-                    let mut empty = BytesMut::new();
-                    frame::put_empty(&mut empty);
-                    write(stream, &empty).await?;
-                }
-            }
+    /// Answers of other sessions, and second ones, settle nothing.
+    fn settle(&mut self, answers: &[(Receipt, Answer)]) {
+        for (receipt, answer) in answers.iter().filter(|(receipt, _)| receipt.session() == self.session) {
+            let Some(open) = self.open.remove(&receipt.number()) else { continue };
+            self.bytes = self.bytes.saturating_sub(open.bytes);
+            self.answers.push((open.delivery_id, *answer));
         }
     }
 }
 
-impl sessions::Session for Session {
-    fn number(&self) -> u64 {
-        self.number
-    }
+/// Azure Service Bus keeps it with a dead letter.
+const REFUSED: &str = "postroom:refused";
 
-    fn over(&self) -> Option<String> {
-        self.held().over.clone()
-    }
+/// Connects, and attaches to the source.
+pub(super) async fn begin(server: &ServerAddress, options: &Amqp10SubscriptionOptions) -> Result<Arc<Session>, String> {
+    let mut peer = Peer::open(server, "postroom-receiver").await?;
+    let attached = peer.attach(HANDLE, Role::Receives, Some(&options.address)).await?;
+    let number = sessions::number();
+    let held = Held {
+        session: number,
+        origin: options.address.clone(),
+        handle: attached.handle,
+        prefetch: options.prefetch.into(),
+        bytes_max: options.unsettled_bytes_max,
+        queue: VecDeque::new(),
+        open: HashMap::new(),
+        bytes: 0,
+        deliveries: 0,
+        partial: None,
+        answers: Vec::new(),
+        window: INCOMING_WINDOW,
+        next_incoming_id: peer.next_incoming_id,
+        delivery_count: attached.delivery_count,
+        delivery_limit: attached.delivery_count,
+    };
+    let session = Arc::new(Session::new(number, held));
+    let Peer { stream, read, heartbeat, .. } = peer;
+    tokio::spawn(run(session.clone(), (stream, read), heartbeat));
+    Ok(session)
+}
 
-    fn arrived(&self) -> &Notify {
-        &self.arrived
-    }
+async fn run(session: Arc<Session>, (mut stream, mut read): (Box<dyn Stream>, BytesMut), every: Duration) {
+    let how = serve(&session, &mut stream, &mut read, every).await;
+    session.ended(how);
+}
 
-    fn take(&self, max: Bound) -> Option<Arrival> {
-        self.held().take(max)
+/// Takes in what has come, as far as there is room for it. Returns whether there is room for more, and whether the receiver leaves.
+fn hears(session: &Session, read: &mut BytesMut, to_write: &mut BytesMut) -> Result<(bool, bool), String> {
+    let mut state = session.state();
+    let held = &mut state.held;
+    let mut came = false;
+    while held.has_room()
+        && let Some(found) = frame::next(read, Layer::Amqp)?
+    {
+        if let Some(why) = peer::ended(&found) {
+            return Err(why);
+        }
+        match found {
+            Frame::Transfer(transfer) => came |= held.takes_in(transfer)?,
+            Frame::Flow(Flow { echo: true, .. }) => held.flow(to_write),
+            _ => {}
+        }
     }
-
-    fn settle(&self, answers: &[(Receipt, Answer)]) {
-        self.held().settle(answers);
-        self.told.notify_one();
+    held.writes(to_write);
+    if came {
+        session.has_arrived();
     }
+    Ok((held.has_room(), state.leaves))
+}
 
-    /// With the outcomes of what was settled.
-    fn leave(&self) {
-        self.held().leaves = true;
-        self.told.notify_one();
-    }
-
-    async fn gone(&self) {
-        let gone = self.gone.notified();
-        if !self.held().is_gone {
-            gone.await;
+async fn serve(
+    session: &Session,
+    stream: &mut Box<dyn Stream>,
+    read: &mut BytesMut,
+    every: Duration,
+) -> Result<(), String> {
+    let mut heartbeat = interval(every);
+    heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    heartbeat.tick().await;
+    let mut heard = Instant::now();
+    loop {
+        let mut to_write = BytesMut::new();
+        let (has_room, leaves) = hears(session, read, &mut to_write)?;
+        if leaves {
+            frame::put(&mut to_write, Layer::Amqp, frame::CLOSE, &[], b"");
+            let written = write(stream, &to_write).await;
+            // The end of its own side says that the server has given back what was not settled.
+            let _ = timeout(SILENT_MAX, ended(stream, read)).await;
+            return written;
+        }
+        write(stream, &to_write).await?;
+        tokio::select! {
+            // What has come is a sign of life, however late it is looked at.
+            biased;
+            came = stream.read_buf(read), if has_room => match came {
+                Ok(0) => return Err("the server ended the connection".to_owned()),
+                Ok(_) => heard = Instant::now(),
+                Err(error) => return Err(error.to_string()),
+            },
+            () = session.told() => {}
+            _ = heartbeat.tick() => {
+                // While there is no room, nobody listens.
+                if !has_room {
+                    heard = Instant::now();
+                }
+                let silent = heard.elapsed();
+                if silent > SILENT_MAX {
+                    return Err(format!("the server has said nothing for {} s", silent.as_secs()));
+                }
+                let mut empty = BytesMut::new();
+                frame::put_empty(&mut empty);
+                write(stream, &empty).await?;
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use postroom::{Answer, Arrival, Bound, Receipt, Subscription, Unavailable, redact_url};
 use serde::Deserialize;
 
-use super::session::Session;
+use super::session::{self, Held, Session};
 use super::{address, check_address};
 use crate::OpenSubscriptionError;
 use crate::server_address::ServerAddress;
@@ -71,7 +71,7 @@ impl Amqp10SubscriptionOptions {
 pub struct Amqp10Subscription {
     options: Amqp10SubscriptionOptions,
     server: ServerAddress,
-    sessions: Sessions<Session>,
+    sessions: Sessions<Held>,
 }
 
 impl Amqp10Subscription {
@@ -92,7 +92,7 @@ impl Amqp10Subscription {
     }
 
     async fn current(&self) -> Result<Arc<Session>, Unavailable> {
-        let begin = Session::begin(&self.server, &self.options);
+        let begin = session::begin(&self.server, &self.options);
         self.sessions.current(begin).await.map_err(|problem| self.unavailable(problem))
     }
 }

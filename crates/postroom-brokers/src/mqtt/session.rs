@@ -2,14 +2,12 @@
 //! same client id. Acks go in the order of the messages, as the protocol demands, so one goes out when all before it are settled.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
 use postroom::{Answer, Arrival, Bound, Receipt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::connection::{HEARTBEATS_UNANSWERED_MAX, KEEP_ALIVE_SECONDS, heartbeat, opened};
@@ -21,31 +19,18 @@ use crate::server_address::ServerAddress;
 use crate::server_stream::{CONNECT_WITHIN, Stream, WRITTEN_WITHIN, write};
 use crate::sessions;
 
-/// No two sessions of a process share a number.
-static SESSIONS: AtomicU64 = AtomicU64::new(1);
 const SUBSCRIBES: u16 = 1;
 
 /// A session with a broker.
-pub(super) struct Session {
-    number: u64,
-    /// Something has arrived, or it is over.
-    arrived: Notify,
-    held: Mutex<Held>,
-    /// Something was settled, or it is to end.
-    told: Notify,
-    gone: Notify,
-}
+pub(super) type Session = sessions::Session<Held>;
 
-struct Held {
+pub(super) struct Held {
     deliveries: Deliveries<u64>,
     /// What the deliveries are called there.
     part: u32,
     /// Those that are not acked, in their order, each with its packet id.
     unacked: VecDeque<(u64, u16)>,
     next: u64,
-    leaves: bool,
-    over: Option<String>,
-    is_gone: bool,
 }
 
 impl Held {
@@ -74,190 +59,148 @@ impl Held {
     }
 }
 
-impl Session {
-    /// Connects and subscribes. `knew`: this client id had a session, as far as this process knows.
-    pub async fn begin(
-        address: &ServerAddress,
-        options: &MqttSubscriptionOptions,
-        knew: bool,
-    ) -> Result<Arc<Self>, String> {
-        let connect = Connect {
-            client_id: &options.client_id,
-            clean_start: false,
-            keep_alive_seconds: KEEP_ALIVE_SECONDS,
-            session_expiry_seconds: options.session_expiry_seconds(),
-            receive_maximum: options.prefetch,
-            user: &address.user,
-            password: &address.password,
-        };
-        let (mut stream, mut read, connack) = opened(address, &connect).await?;
-        match (connack.session_present, knew) {
-            (true, _) => {}
-            (false, true) => tracing::error!(
-                client_id = options.client_id,
-                "the broker has forgotten this session: what it had for it, and what came meanwhile, is lost"
-            ),
-            (false, false) => tracing::warn!(
-                client_id = options.client_id,
-                "this is a new session at the broker: what was published before it is not received"
-            ),
-        }
-        if connack.session_expiry_seconds.is_some_and(|granted| granted < connect.session_expiry_seconds) {
-            tracing::error!(
-                client_id = options.client_id,
-                seconds = connack.session_expiry_seconds,
-                "the broker keeps this session for a shorter time than asked for: what comes later, while nobody receives, is lost"
-            );
-        }
-        let mut request = BytesMut::new();
-        packet::subscribe(&mut request, SUBSCRIBES, options.topics.iter().map(String::as_str));
-        stream.write_all(&request).await.map_err(|error| error.to_string())?;
-        let number = SESSIONS.fetch_add(1, Ordering::Relaxed);
-        let mut deliveries = Deliveries::new(number, options.prefetch, options.unsettled_bytes_max);
-        let part = deliveries.begin(0, u64::MAX);
-        let mut held =
-            Held { deliveries, part, unacked: VecDeque::new(), next: 0, leaves: false, over: None, is_gone: false };
-        // Messages of an earlier session may come before the answer.
-        let subscribed = async {
-            loop {
-                match packet::next(&mut read)? {
-                    Some(Packet::Suback(_, codes)) => return granted(&options.topics, &codes),
-                    Some(Packet::Publish(publication)) => held.take_in(publication),
-                    Some(Packet::Disconnect(reason)) => {
-                        return Err(format!("the broker ended the connection: {reason}"));
-                    }
-                    Some(_) => {}
-                    None if stream.read_buf(&mut read).await.map_err(|error| error.to_string())? == 0 => {
-                        return Err("the broker ended the connection when it was to subscribe".to_owned());
-                    }
-                    None => {}
-                }
-            }
-        };
-        let subscribed = timeout(CONNECT_WITHIN, subscribed).await;
-        subscribed.map_err(|_| format!("the broker did not subscribe within {} s", CONNECT_WITHIN.as_secs()))??;
-        let session = Arc::new(Self {
-            number,
-            arrived: Notify::new(),
-            held: Mutex::new(held),
-            told: Notify::new(),
-            gone: Notify::new(),
-        });
-        tokio::spawn(session.clone().run(stream, read, heartbeat(&connack)));
-        Ok(session)
+impl sessions::Held for Held {
+    fn take(&mut self, max: Bound) -> Option<Arrival> {
+        self.deliveries.take(max)
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn run(self: Arc<Self>, mut stream: Box<dyn Stream>, mut read: BytesMut, every: Duration) {
-        let why = match self.serve(&mut stream, &mut read, every).await {
-            Ok(()) => "closed".to_owned(),
-            Err(why) => why,
-        };
-        let mut held = self.held();
-        (held.over, held.is_gone) = (Some(why), true);
-        drop(held);
-        self.arrived.notify_waiters();
-        self.gone.notify_waiters();
-    }
-
-    async fn serve(&self, stream: &mut Box<dyn Stream>, read: &mut BytesMut, every: Duration) -> Result<(), String> {
-        let mut heartbeat = interval(every);
-        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        heartbeat.tick().await;
-        let mut heard = Instant::now();
-        loop {
-            let mut to_write = BytesMut::new();
-            let (has_room, leaves) = {
-                let mut held = self.held();
-                let mut came = false;
-                while held.has_room()
-                    && let Some(found) = packet::next(read)?
-                {
-                    match found {
-                        Packet::Publish(publication) => {
-                            held.take_in(publication);
-                            came = true;
-                        }
-                        Packet::Disconnect(reason) => return Err(format!("the broker ended the connection: {reason}")),
-                        Packet::Connack(_) => return Err("it answers what it was not asked".to_owned()),
-                        Packet::Puback(..) | Packet::Suback(..) | Packet::Pingresp => {}
-                    }
-                }
-                held.acks(&mut to_write);
-                if came {
-                    self.arrived.notify_waiters();
-                }
-                (held.has_room(), held.leaves)
-            };
-            if leaves {
-                packet::disconnect(&mut to_write);
-                let written = timeout(WRITTEN_WITHIN, stream.write_all(&to_write)).await;
-                let _ = timeout(WRITTEN_WITHIN, stream.shutdown()).await;
-                return written.map_err(|late| late.to_string())?.map_err(|error| error.to_string());
-            }
-            write(stream, &to_write).await?;
-            tokio::select! {
-                came = stream.read_buf(read), if has_room => match came {
-                    Ok(0) => return Err("the broker ended the connection (does somebody else use this client_id?)".to_owned()),
-                    Ok(_) => heard = Instant::now(),
-                    Err(error) => return Err(error.to_string()),
-                },
-                () = self.told.notified() => {}
-                _ = heartbeat.tick() => {
-                    // While there is no room, nobody listens.
-                    if !has_room {
-                        heard = Instant::now();
-                    }
-                    let silent = heard.elapsed();
-                    if silent > every * (HEARTBEATS_UNANSWERED_MAX + 1) {
-                        return Err(format!("the broker has said nothing for {} s", silent.as_secs()));
-                    }
-                    let mut ping = BytesMut::new();
-                    packet::pingreq(&mut ping);
-                    write(stream, &ping).await?;
-                }
-            }
-        }
+    fn settle(&mut self, answers: &[(Receipt, Answer)]) {
+        self.deliveries.settle(answers);
     }
 }
 
-impl sessions::Session for Session {
-    fn number(&self) -> u64 {
-        self.number
+/// Connects and subscribes. `knew`: this client id had a session, as far as this process knows.
+pub(super) async fn begin(
+    address: &ServerAddress,
+    options: &MqttSubscriptionOptions,
+    knew: bool,
+) -> Result<Arc<Session>, String> {
+    let connect = Connect {
+        client_id: &options.client_id,
+        clean_start: false,
+        keep_alive_seconds: KEEP_ALIVE_SECONDS,
+        session_expiry_seconds: options.session_expiry_seconds(),
+        receive_maximum: options.prefetch,
+        user: &address.user,
+        password: &address.password,
+    };
+    let (mut stream, mut read, connack) = opened(address, &connect).await?;
+    match (connack.session_present, knew) {
+        (true, _) => {}
+        (false, true) => tracing::error!(
+            client_id = options.client_id,
+            "the broker has forgotten this session: what it had for it, and what came meanwhile, is lost"
+        ),
+        (false, false) => tracing::warn!(
+            client_id = options.client_id,
+            "this is a new session at the broker: what was published before it is not received"
+        ),
     }
-
-    fn over(&self) -> Option<String> {
-        self.held().over.clone()
+    if connack.session_expiry_seconds.is_some_and(|granted| granted < connect.session_expiry_seconds) {
+        tracing::error!(
+            client_id = options.client_id,
+            seconds = connack.session_expiry_seconds,
+            "the broker keeps this session for a shorter time than asked for: what comes later, while nobody receives, is lost"
+        );
     }
+    let mut request = BytesMut::new();
+    packet::subscribe(&mut request, SUBSCRIBES, options.topics.iter().map(String::as_str));
+    stream.write_all(&request).await.map_err(|error| error.to_string())?;
+    let number = sessions::number();
+    let mut deliveries = Deliveries::new(number, options.prefetch, options.unsettled_bytes_max);
+    let part = deliveries.begin(0, u64::MAX);
+    let mut held = Held { deliveries, part, unacked: VecDeque::new(), next: 0 };
+    // Messages of an earlier session may come before the answer.
+    let subscribed = async {
+        loop {
+            match packet::next(&mut read)? {
+                Some(Packet::Suback(_, codes)) => return granted(&options.topics, &codes),
+                Some(Packet::Publish(publication)) => held.take_in(publication),
+                Some(Packet::Disconnect(reason)) => {
+                    return Err(format!("the broker ended the connection: {reason}"));
+                }
+                Some(_) => {}
+                None if stream.read_buf(&mut read).await.map_err(|error| error.to_string())? == 0 => {
+                    return Err("the broker ended the connection when it was to subscribe".to_owned());
+                }
+                None => {}
+            }
+        }
+    };
+    let subscribed = timeout(CONNECT_WITHIN, subscribed).await;
+    subscribed.map_err(|_| format!("the broker did not subscribe within {} s", CONNECT_WITHIN.as_secs()))??;
+    let session = Arc::new(Session::new(number, held));
+    tokio::spawn(run(session.clone(), (stream, read), heartbeat(&connack)));
+    Ok(session)
+}
 
-    fn arrived(&self) -> &Notify {
-        &self.arrived
-    }
+async fn run(session: Arc<Session>, (mut stream, mut read): (Box<dyn Stream>, BytesMut), every: Duration) {
+    let how = serve(&session, &mut stream, &mut read, every).await;
+    session.ended(how);
+}
 
-    fn take(&self, max: Bound) -> Option<Arrival> {
-        self.held().deliveries.take(max)
-    }
-
-    fn settle(&self, answers: &[(Receipt, Answer)]) {
-        self.held().deliveries.settle(answers);
-        self.told.notify_one();
-        // What was given back can be taken again.
-        self.arrived.notify_waiters();
-    }
-
-    /// With the acks of what was settled.
-    fn leave(&self) {
-        self.held().leaves = true;
-        self.told.notify_one();
-    }
-
-    async fn gone(&self) {
-        let gone = self.gone.notified();
-        if !self.held().is_gone {
-            gone.await;
+async fn serve(
+    session: &Session,
+    stream: &mut Box<dyn Stream>,
+    read: &mut BytesMut,
+    every: Duration,
+) -> Result<(), String> {
+    let mut heartbeat = interval(every);
+    heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    heartbeat.tick().await;
+    let mut heard = Instant::now();
+    loop {
+        let mut to_write = BytesMut::new();
+        let (has_room, leaves) = {
+            let mut state = session.state();
+            let held = &mut state.held;
+            let mut came = false;
+            while held.has_room()
+                && let Some(found) = packet::next(read)?
+            {
+                match found {
+                    Packet::Publish(publication) => {
+                        held.take_in(publication);
+                        came = true;
+                    }
+                    Packet::Disconnect(reason) => return Err(format!("the broker ended the connection: {reason}")),
+                    Packet::Connack(_) => return Err("it answers what it was not asked".to_owned()),
+                    Packet::Puback(..) | Packet::Suback(..) | Packet::Pingresp => {}
+                }
+            }
+            held.acks(&mut to_write);
+            if came {
+                session.has_arrived();
+            }
+            (held.has_room(), state.leaves)
+        };
+        if leaves {
+            packet::disconnect(&mut to_write);
+            let written = timeout(WRITTEN_WITHIN, stream.write_all(&to_write)).await;
+            let _ = timeout(WRITTEN_WITHIN, stream.shutdown()).await;
+            return written.map_err(|late| late.to_string())?.map_err(|error| error.to_string());
+        }
+        write(stream, &to_write).await?;
+        tokio::select! {
+            came = stream.read_buf(read), if has_room => match came {
+                Ok(0) => return Err("the broker ended the connection (does somebody else use this client_id?)".to_owned()),
+                Ok(_) => heard = Instant::now(),
+                Err(error) => return Err(error.to_string()),
+            },
+            () = session.told() => {}
+            _ = heartbeat.tick() => {
+                // While there is no room, nobody listens.
+                if !has_room {
+                    heard = Instant::now();
+                }
+                let silent = heard.elapsed();
+                if silent > every * (HEARTBEATS_UNANSWERED_MAX + 1) {
+                    return Err(format!("the broker has said nothing for {} s", silent.as_secs()));
+                }
+                let mut ping = BytesMut::new();
+                packet::pingreq(&mut ping);
+                write(stream, &ping).await?;
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use postroom::{Answer, Arrival, Bound, Receipt, Subscription, Unavailable, redact_url};
 use serde::Deserialize;
 
-use super::session::Session;
+use super::session::{self, Held, Session};
 use super::{address, message};
 use crate::OpenSubscriptionError;
 use crate::server_address::ServerAddress;
@@ -103,7 +103,7 @@ impl MqttSubscriptionOptions {
 pub struct MqttSubscription {
     options: MqttSubscriptionOptions,
     address: ServerAddress,
-    sessions: Sessions<Session>,
+    sessions: Sessions<Held>,
     /// There was a session.
     knew: AtomicBool,
 }
@@ -128,7 +128,7 @@ impl MqttSubscription {
 
     async fn current(&self) -> Result<Arc<Session>, Unavailable> {
         let begin = async {
-            let session = Session::begin(&self.address, &self.options, self.knew.load(Ordering::Relaxed)).await?;
+            let session = session::begin(&self.address, &self.options, self.knew.load(Ordering::Relaxed)).await?;
             self.knew.store(true, Ordering::Relaxed);
             Ok::<_, String>(session)
         };

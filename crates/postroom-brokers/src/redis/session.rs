@@ -3,12 +3,10 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use postroom::{Answer, Arrival, Bound, Receipt};
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::address::Address;
@@ -39,117 +37,48 @@ const READ_WITHIN: Duration = Duration::from_secs(3_600);
 /// Entries that are all as large as the largest that was seen have no more bytes together than there is room for. Before one was seen:
 pub(super) const LARGEST_AT_FIRST: u64 = 1 << 20;
 
-/// Numbers the sessions of all subscriptions of this process.
-static SESSIONS: AtomicU64 = AtomicU64::new(1);
-
 /// What its task and the receiver share.
-pub(super) struct Session {
-    number: u64,
-    held: StdMutex<Held>,
-    /// Wakes the receiver.
-    arrived: Notify,
-    /// Wakes whoever waits for its end.
-    ended: Notify,
-    /// Wakes the task.
-    changed: Notify,
-}
+pub(super) type Session = sessions::Session<Deliveries<Place>>;
 
-struct Held {
-    deliveries: Deliveries<Place>,
-    /// Nobody receives any more.
-    is_left: bool,
-    over: Option<String>,
-    /// The task has ended.
-    is_gone: bool,
-}
-
-pub(super) fn lock<T>(of: &StdMutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Session {
-    /// Takes the groups, and begins to read.
-    pub async fn begin(
-        address: &Address,
-        options: &RedisSubscriptionOptions,
-        (token, largest): (&str, Arc<AtomicU64>),
-    ) -> Result<Arc<Self>, String> {
-        let (control, reader) =
-            tokio::try_join!(Connection::open(address, "postroom-inbox"), Connection::open(address, "postroom-inbox"))?;
-        let mut taken = Vec::with_capacity(options.streams.len());
-        for stream in &options.streams {
-            match take(&control, options, stream, token).await {
-                Ok(one) => taken.push(one),
-                Err(problem) => {
-                    for one in taken {
-                        // Whoever is next need not wait until this one counts as gone.
-                        let _ = one.keep(&control, options, None, false, false).await;
-                    }
-                    return Err(format!("stream {stream:?}: {problem}"));
+/// Takes the groups, and begins to read.
+pub(super) async fn begin(
+    address: &Address,
+    options: &RedisSubscriptionOptions,
+    (token, largest): (&str, Arc<AtomicU64>),
+) -> Result<Arc<Session>, String> {
+    let (control, reader) =
+        tokio::try_join!(Connection::open(address, "postroom-inbox"), Connection::open(address, "postroom-inbox"))?;
+    let mut taken = Vec::with_capacity(options.streams.len());
+    for stream in &options.streams {
+        match take(&control, options, stream, token).await {
+            Ok(one) => taken.push(one),
+            Err(problem) => {
+                for one in taken {
+                    // Whoever is next need not wait until this one counts as gone.
+                    let _ = one.keep(&control, options, None, false, false).await;
                 }
+                return Err(format!("stream {stream:?}: {problem}"));
             }
         }
-        let number = SESSIONS.fetch_add(1, Ordering::Relaxed);
-        let mut deliveries = Deliveries::new(number, options.prefetch, options.unsettled_bytes_max);
-        for part in &mut taken {
-            part.number = deliveries.begin(part.at, Place::behind(part.note.reserved, 0));
-        }
-        let held = Held { deliveries, is_left: false, over: None, is_gone: false };
-        let (arrived, ended, changed) = (Notify::new(), Notify::new(), Notify::new());
-        let session = Arc::new(Self { number, held: StdMutex::new(held), arrived, ended, changed });
-        let task = Task {
-            session: session.clone(),
-            options: options.clone(),
-            control,
-            parts: taken,
-            turn: 0,
-            fruitless: 0,
-            largest,
-            looked: None,
-        };
-        tokio::spawn(task.run(reader));
-        Ok(session)
     }
-}
-
-impl sessions::Session for Session {
-    fn number(&self) -> u64 {
-        self.number
+    let number = sessions::number();
+    let mut deliveries = Deliveries::new(number, options.prefetch, options.unsettled_bytes_max);
+    for part in &mut taken {
+        part.number = deliveries.begin(part.at, Place::behind(part.note.reserved, 0));
     }
-
-    fn over(&self) -> Option<String> {
-        lock(&self.held).over.clone()
-    }
-
-    fn arrived(&self) -> &Notify {
-        &self.arrived
-    }
-
-    fn take(&self, max: Bound) -> Option<Arrival> {
-        lock(&self.held).deliveries.take(max)
-    }
-
-    fn settle(&self, answers: &[(Receipt, Answer)]) {
-        lock(&self.held).deliveries.settle(answers);
-        self.changed.notify_one();
-        // What was given back is there again.
-        self.arrived.notify_one();
-    }
-
-    fn leave(&self) {
-        lock(&self.held).is_left = true;
-        self.changed.notify_one();
-    }
-
-    async fn gone(&self) {
-        loop {
-            let heard = self.ended.notified();
-            if lock(&self.held).is_gone {
-                return;
-            }
-            heard.await;
-        }
-    }
+    let session = Arc::new(Session::new(number, deliveries));
+    let task = Task {
+        session: session.clone(),
+        options: options.clone(),
+        control,
+        parts: taken,
+        turn: 0,
+        fruitless: 0,
+        largest,
+        looked: None,
+    };
+    tokio::spawn(task.run(reader));
+    Ok(session)
 }
 
 /// A stream, as this session reads it.
@@ -357,16 +286,8 @@ struct Task {
 
 impl Task {
     async fn run(mut self, reader: Connection) {
-        let why = match self.work(reader).await {
-            Ok(()) => "the session was closed".to_owned(),
-            Err(problem) => problem,
-        };
-        let mut held = lock(&self.session.held);
-        held.over.get_or_insert(why);
-        held.is_gone = true;
-        drop(held);
-        self.session.arrived.notify_one();
-        self.session.ended.notify_one();
+        let how = self.work(reader).await;
+        self.session.ended(how);
     }
 
     /// Until nobody receives any more, or something fails.
@@ -404,19 +325,19 @@ impl Task {
                     }
                     self.take(came).await?;
                 }
-                () = self.session.changed.notified() => {}
+                () = self.session.told() => {}
                 () = tokio::time::sleep_until(due) => {}
             }
-            let is_left = lock(&self.session.held).is_left;
+            let leaves = self.session.state().leaves;
             let now = Instant::now();
-            if is_left || now >= kept + KEPT_EVERY {
-                self.keep_all(!is_left, true).await?;
+            if leaves || now >= kept + KEPT_EVERY {
+                self.keep_all(!leaves, true).await?;
                 (kept, committed) = (now, now);
             } else if self.is_dirty() && now >= committed + COMMITTED_EVERY {
                 self.keep_all(true, false).await?;
                 committed = now;
             }
-            if is_left {
+            if leaves {
                 return Ok(());
             }
         }
@@ -424,14 +345,14 @@ impl Task {
 
     /// Something was settled that the server was not told of.
     fn is_dirty(&self) -> bool {
-        let held = lock(&self.session.held);
-        self.parts.iter().any(|part| held.deliveries.to_commit(part.number, false).is_some())
+        let state = self.session.state();
+        self.parts.iter().any(|part| state.held.to_commit(part.number, false).is_some())
     }
 
     /// Tells the server how far all streams are.
     async fn keep_all(&mut self, is_kept: bool, all: bool) -> Result<(), String> {
         for index in 0..self.parts.len() {
-            let floor = lock(&self.session.held).deliveries.to_commit(self.parts[index].number, all);
+            let floor = self.session.state().held.to_commit(self.parts[index].number, all);
             if let Some((floor, reserved)) = floor {
                 self.keep(index, floor, reserved.id, is_kept).await?;
             }
@@ -445,7 +366,7 @@ impl Task {
         let kept = part.keep(control, options, Some((floor, reserved)), is_kept, options.removes).await;
         let (note, committed) = kept.map_err(|problem| format!("stream {:?}: {problem}", part.stream))?;
         (part.note, part.committed) = (note, committed);
-        lock(&session.held).deliveries.committed(part.number, floor, Some(Place::behind(reserved, 0)));
+        session.state().held.committed(part.number, floor, Some(Place::behind(reserved, 0)));
         Ok(())
     }
 
@@ -455,8 +376,8 @@ impl Task {
             return Some(Next::Look);
         }
         let (room, bytes) = {
-            let held = lock(&self.session.held);
-            (held.deliveries.room(), held.deliveries.bytes_room())
+            let state = self.session.state();
+            (state.held.room(), state.held.bytes_room())
         };
         if room == 0 {
             return None;
@@ -515,14 +436,14 @@ impl Task {
             if last > self.parts[index].note.reserved {
                 // The server is told before anybody is handed one.
                 let number = self.parts[index].number;
-                let floor = lock(&self.session.held).deliveries.to_commit(number, true);
+                let floor = self.session.state().held.to_commit(number, true);
                 let Some((floor, _)) = floor else { continue };
                 self.keep(index, floor, reserved_for(last), true).await?;
             }
             let part = &mut self.parts[index];
-            let mut held = lock(&self.session.held);
+            let mut state = self.session.state();
             for entry in found {
-                if held.deliveries.room() == 0 {
+                if state.held.room() == 0 {
                     break;
                 }
                 let at = entry.at;
@@ -533,11 +454,11 @@ impl Task {
                 let redelivered = at <= part.known_up_to;
                 let (id, message) = entry.message(&part.stream);
                 let taken = Taken { partition: part.number, place, next, redelivered, id, message };
-                held.deliveries.arrived(taken);
+                state.held.arrived(taken);
                 part.at = next;
             }
         }
-        self.session.arrived.notify_one();
+        self.session.has_arrived();
         Ok(())
     }
 }

@@ -9,8 +9,10 @@ use serde::Deserialize;
 
 use super::address::Address;
 use super::entry;
-use super::session::{LARGEST_AT_FIRST, Session};
+use super::note::Place;
+use super::session::{self, LARGEST_AT_FIRST, Session};
 use crate::OpenSubscriptionError;
+use crate::deliveries::Deliveries;
 use crate::sessions::Sessions;
 
 const GROUP_BYTES_MAX: usize = 200;
@@ -109,7 +111,7 @@ pub struct RedisSubscription {
     token: String,
     /// Bytes of the largest entry of late.
     largest: Arc<AtomicU64>,
-    sessions: Sessions<Session>,
+    sessions: Sessions<Deliveries<Place>>,
 }
 
 impl RedisSubscription {
@@ -133,7 +135,7 @@ impl RedisSubscription {
     }
 
     async fn current(&self) -> Result<Arc<Session>, Unavailable> {
-        let begin = Session::begin(&self.address, &self.options, (&self.token, self.largest.clone()));
+        let begin = session::begin(&self.address, &self.options, (&self.token, self.largest.clone()));
         self.sessions.current(begin).await.map_err(|problem| self.unavailable(problem))
     }
 }
