@@ -124,18 +124,26 @@ impl AuditTopic {
     }
 
     fn read_now(&self) -> Vec<Stored> {
-        let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", &self.brokers).set("group.id", "audit").set("enable.auto.commit", "false");
-        // The end of a partition may be a record that ends a transaction, which nobody is shown.
-        config.set("enable.partition.eof", "true");
-        let consumer: BaseConsumer = config.create().expect("a consumer");
+        let of = |isolation: &str| -> BaseConsumer {
+            let mut config = ClientConfig::new();
+            config.set("bootstrap.servers", &self.brokers).set("group.id", "audit").set("enable.auto.commit", "false");
+            // The end of a partition may be a record that ends a transaction, which nobody is shown.
+            config.set("isolation.level", isolation).set("enable.partition.eof", "true");
+            config.create().expect("a consumer")
+        };
+        let (consumer, any) = (of("read_committed"), of("read_uncommitted"));
         let metadata = consumer.fetch_metadata(Some(&self.name), WITHIN).expect("the topic");
         let partitions: Vec<i32> = metadata.topics()[0].partitions().iter().map(|partition| partition.id()).collect();
         let mut all = Vec::new();
         for partition in partitions {
-            let (low, high) = consumer.fetch_watermarks(&self.name, partition, WITHIN).expect("its ends");
+            let since = Instant::now();
+            let (low, high) = any.fetch_watermarks(&self.name, partition, WITHIN).expect("its ends");
             if low >= high {
                 continue;
+            }
+            // A commit is answered before each partition has the record that shows it.
+            while consumer.fetch_watermarks(&self.name, partition, WITHIN).expect("its ends").1 < high {
+                assert!(since.elapsed() < WITHIN, "partition {partition} of {} has an open transaction", self.name);
             }
             let mut at = TopicPartitionList::new();
             at.add_partition_offset(&self.name, partition, Offset::Offset(low)).expect("an offset");

@@ -251,7 +251,11 @@ pub async fn a_dropped_publish_leaves_nothing_that_a_later_one_trips_over<F: Far
     let messages = messages(&far_end, 50);
     publish_until_stored(&sink, &messages).await;
     let stored = ids(&far_end.stored().await);
-    assert!(stored.ends_with(&ids_of(&messages)), "they are there, in order, behind whatever became of the others");
+    assert!(
+        stored.ends_with(&ids_of(&messages)),
+        "they are there, in order, behind whatever became of the others: {:?} is not the end of {stored:?}",
+        ids_of(&messages)
+    );
 }
 
 pub async fn a_closed_sink_takes_nothing_for_stored<F: FarEnd>(far_end: F) {

@@ -184,7 +184,8 @@ pub async fn what_is_rejected_does_not_come_again<F: Queue>(queue: F) {
     subscription.settle(&first, Answer::Reject).await;
     let others: Vec<Option<MessageId>> = vec![subscription.next().await.id, subscription.next().await.id];
     assert_eq!(others, [Some(messages[1].id), Some(messages[2].id)]);
-    drop(subscription);
+    // What was settled is sent before the connection ends.
+    subscription.subscription.close().await;
     let mut next = Open::of(&queue, 10).await;
     assert_eq!(next.next().await.id, others[0]);
     assert_eq!(next.next().await.id, others[1]);
