@@ -52,7 +52,7 @@ pub(crate) async fn encrypted(address: &ServerAddress, plain: Box<dyn Stream>) -
     let config = address.files.read()?.client()?;
     let server = rustls::pki_types::ServerName::try_from(address.host.clone()).map_err(|error| error.to_string())?;
     let encrypted = TlsConnector::from(Arc::new(config)).connect(server, plain).await;
-    Ok(Box::new(encrypted.map_err(|error| format!("{error} {error:?}"))?))
+    Ok(Box::new(encrypted.map_err(|error| error.to_string())?))
 }
 
 /// Writes all of it, within half a minute.

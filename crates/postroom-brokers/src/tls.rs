@@ -165,7 +165,7 @@ pub(crate) fn hint(error: &str) -> &'static str {
     } else if error.contains("AlertReceived") || error.contains("received fatal alert") {
         " (the broker may require a client certificate: add certfile=… and keyfile=… to the url)"
     } else if error.contains("InvalidContentType") || error.contains("corrupt message") {
-        " (that port does not use TLS; amqps is usually on port 5671, and NATS's own port has it if the server is told so)"
+        " (that port does not use TLS; a server may have another one for it, such as 5671 for amqps)"
     } else {
         ""
     }

@@ -10,7 +10,7 @@ use crate::delivery::{Change, Delivery, Entry, Origin, Settlement, Token};
 use crate::message::{Message, MessageId};
 use crate::operation::OperationId;
 use crate::source::LostLane;
-use crate::watermark::{ReadId, Watermark};
+use crate::watermark::{StepId, Watermark};
 
 /// Writing positions takes at most about one part in so many of the time.
 const WRITE_PART: u32 = 20;
@@ -98,12 +98,19 @@ pub struct Asked<P> {
 /// How far a read of one lane came.
 #[derive(Debug)]
 pub struct Reached<P> {
-    /// Where the next read begins.
+    /// Where the next read begins: behind its last row. With no row it need not be written.
     pub position: P,
-    /// It passed rows, so that it is worth writing. Otherwise nothing is handed out either.
-    pub moved: bool,
     /// It took as much as it was allowed: there may be more.
     pub full: bool,
+}
+
+/// A row that a read passed.
+#[derive(Debug)]
+pub struct Passed<P> {
+    /// The position behind it.
+    pub position: P,
+    /// Its message; none: it does not go out.
+    pub found: Option<Found>,
 }
 
 /// A message that a read found and that is to go out.
@@ -144,14 +151,14 @@ pub struct HandedOut {
     pub id: MessageId,
     /// Its key for order.
     pub key: Option<String>,
-    /// The read it came from; none for a parked one.
-    read: Option<ReadId>,
+    /// Its place among what its lane handed out; none for a parked one.
+    step: Option<StepId>,
 }
 
 impl HandedOut {
     /// It came from the parked messages.
     pub fn parked(&self) -> bool {
-        self.read.is_none()
+        self.step.is_none()
     }
 }
 
@@ -249,20 +256,26 @@ impl<P: Clone> LaneBook<P> {
         self.lanes.get(&number).is_some_and(|lane| lane.epoch == epoch)
     }
 
-    /// Takes in what a read found in one lane, in the order in which it is to go out; nothing when the lane was lost.
-    pub fn took_in(&mut self, asked: &Asked<P>, reached: Reached<P>, found: Vec<Found>) -> Vec<Delivery> {
+    /// Takes in the rows of a read of one lane, in the order in which they are to go out; nothing when the lane was lost.
+    pub fn took_in(
+        &mut self,
+        asked: &Asked<P>,
+        reached: Reached<P>,
+        rows: impl IntoIterator<Item = Passed<P>>,
+    ) -> Vec<Delivery> {
         let Some(lane) = self.lane_mut(asked.lane, asked.epoch) else { return Vec::new() };
-        let Reached { position, moved, full } = reached;
-        (lane.position, lane.full) = (position.clone(), full);
-        if !moved {
-            // The newer position is ours in memory and need not be written.
-            return Vec::new();
+        (lane.position, lane.full) = (reached.position, reached.full);
+        let mut steps = Vec::new();
+        for Passed { position, found } in rows {
+            match found {
+                Some(found) => steps.push((lane.watermark.handed_out(position), found)),
+                None => lane.watermark.passed(position),
+            }
         }
-        let read = lane.watermark.opened(position, found.len());
         if let Some(position) = lane.watermark.advance() {
             lane.unwritten = Some(position);
         }
-        found.into_iter().map(|found| self.hand_out((asked.lane, asked.epoch), found, Some(read))).collect()
+        steps.into_iter().map(|(step, found)| self.hand_out((asked.lane, asked.epoch), found, Some(step))).collect()
     }
 
     /// Takes in a parked message that can go out; none when its lane is not ours.
@@ -375,8 +388,8 @@ impl<P: Clone> LaneBook<P> {
     /// What these settlements leave in the store beside positions. `ordered`: the route keeps order within keys.
     pub fn entries(&self, settlements: &[Settlement], ordered: bool) -> Vec<Entry> {
         let entry = |settlement: &Settlement| {
-            let HandedOut { lane, epoch, seq, id, key, read } = self.out.get(&settlement.token)?;
-            let parked = read.is_none();
+            let HandedOut { lane, epoch, seq, id, key, step } = self.out.get(&settlement.token)?;
+            let parked = step.is_none();
             let change = Change::of(&settlement.outcome, parked)?;
             // Without order a message waits for no other, but those that an operator gave back do.
             let key = key.clone().filter(|_| ordered || parked);
@@ -389,8 +402,8 @@ impl<P: Clone> LaneBook<P> {
     pub fn settle(&mut self, token: Token) -> bool {
         let Some(out) = self.out.remove(&token) else { return false };
         let Some(lane) = self.lane_mut(out.lane, out.epoch) else { return false };
-        if let Some(read) = out.read {
-            lane.watermark.settled(read);
+        if let Some(step) = out.step {
+            lane.watermark.settled(step);
         }
         let ahead = lane.watermark.settled_ahead();
         if let Some(position) = lane.watermark.advance() {
@@ -509,12 +522,12 @@ impl<P: Clone> LaneBook<P> {
         self.lanes.get_mut(&number).filter(|lane| lane.epoch == epoch)
     }
 
-    fn hand_out(&mut self, (lane, epoch): Tenant, found: Found, read: Option<ReadId>) -> Delivery {
+    fn hand_out(&mut self, (lane, epoch): Tenant, found: Found, step: Option<StepId>) -> Delivery {
         let Found { seq, key, attempts, scheduled, behind, deaths, doubts, unreadable, replay, message } = found;
         let token = Token(self.next_token);
         self.next_token += 1;
-        self.out.insert(token, HandedOut { lane, epoch, seq, id: message.id, key, read });
-        let origin = if read.is_some() { Origin::Outbox } else { Origin::Parked };
+        self.out.insert(token, HandedOut { lane, epoch, seq, id: message.id, key, step });
+        let origin = if step.is_some() { Origin::Outbox } else { Origin::Parked };
         Delivery {
             token,
             lane,
@@ -553,8 +566,12 @@ mod tests {
 
     fn read(book: &mut LaneBook<i64>, asked: &Asked<i64>, rows: i64) -> Vec<Delivery> {
         let from = asked.position;
-        let reached = Reached { position: from + rows, moved: rows > 0, full: rows as usize >= asked.limit };
-        book.took_in(asked, reached, (from + 1..=from + rows).map(found).collect())
+        let reached = Reached { position: from + rows, full: rows as usize >= asked.limit };
+        book.took_in(
+            asked,
+            reached,
+            (from + 1..=from + rows).map(|seq| Passed { position: seq, found: Some(found(seq)) }),
+        )
     }
 
     #[test]

@@ -118,4 +118,4 @@ pub use unseen::is_unseen;
 pub use verdict::{Failure, FailureKind, Verdict, Verdicts};
 pub use vitals::{Growth, TableVitals, Vitals};
 pub use wake::Wake;
-pub use watermark::{ReadId, Watermark};
+pub use watermark::{StepId, Watermark};

@@ -22,6 +22,13 @@ pub(super) const BUGS: &[Bug] = &[
         needs_bin: false,
     },
     Bug {
+        name: "late_rows_are_passed_with_the_first",
+        breaks: "takes the first of many late rows for all of them when a relay dies among them",
+        package: "postroom-postgres",
+        test: &["--test", "store", "a_crash_among_late_messages_repeats_those_that_were_not_settled"],
+        needs_bin: false,
+    },
+    Bug {
         name: "floor_at_the_newest_seq",
         breaks: "looks for late rows of unlisted transactions above the newest seq only",
         package: "postroom-postgres",

@@ -142,6 +142,8 @@ impl ClientContext for Watcher {
 
     fn error(&self, error: KafkaError, reason: &str) {
         tracing::debug!(%error, "the Kafka client has trouble: {reason}");
+        // "(after 4ms in state CONNECT, …)"
+        let reason = reason.rsplit_once(" (after ").map_or(reason, |(said, _)| said);
         let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match error.rdkafka_error_code() {
             // Its text says only how many there are; the reason came before.

@@ -142,7 +142,7 @@ impl Connection {
             let name =
                 rustls::pki_types::ServerName::try_from(address.host.clone()).map_err(|error| error.to_string())?;
             let encrypted = TlsConnector::from(Arc::new(config)).connect(name, plain).await;
-            Box::new(encrypted.map_err(|error| format!("{error} {error:?}"))?)
+            Box::new(encrypted.map_err(|error| error.to_string())?)
         } else {
             Box::new(plain)
         };

@@ -174,6 +174,8 @@ impl Server {
         let connection = Connection::open(address, "postroom-check").await.map_err(|problem| CheckFailed {
             advice: if problem.contains("WRONGPASS") || problem.contains("NOAUTH") {
                 "correct the user and the password in the URL, with special characters percent-encoded"
+            } else if problem.contains("DB index") {
+                "correct the number of the database at the end of the URL"
             } else {
                 "correct the URL or its options, or start the server"
             }

@@ -10,7 +10,9 @@ pub(super) async fn of_sink(options: &SmtpOptions) -> Result<String, CheckFailed
     let (server, _) = options.opened().map_err(unusable)?;
     let opened = Connection::open(&server, options.may_be_in_clear(&server)).await;
     let connection = opened.map_err(|problem| CheckFailed {
-        advice: if problem.contains(LOGIN) {
+        advice: if problem.contains("is not offered") {
+            "leave the user and the password out of the URL, or use a port with a login, such as 587"
+        } else if problem.contains(LOGIN) {
             "correct the user and the password in the URL, with special characters percent-encoded"
         } else {
             "correct the URL or its options, or start the server"

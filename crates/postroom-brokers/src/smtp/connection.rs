@@ -120,7 +120,8 @@ impl Connection {
             reply
         } else {
             let offered = self.extensions.logins.join(", ");
-            return Err(format!("{LOGIN}by user and password is not offered, only [{offered}]"));
+            let offered = if offered.is_empty() { "and no other one".to_owned() } else { format!("only {offered}") };
+            return Err(format!("{LOGIN}by user and password is not offered, {offered}"));
         };
         if reply.code == 235 { Ok(()) } else { Err(format!("{LOGIN}is refused: {reply}")) }
     }

@@ -35,12 +35,9 @@ pub struct SmtpOptions {
     /// Whether mails go out unencrypted where the server has no STARTTLS; false, but for a server on this machine.
     #[serde(default)]
     pub unencrypted: bool,
-    /// Most messages of a batch; 20 by default.
-    #[serde(default = "default_batch")]
-    pub batch_messages_max: usize,
-    /// Most batches at a time, each over a connection of its own; 2 by default.
-    #[serde(default = "default_batches")]
-    pub batches_in_flight_max: usize,
+    /// Most mails at a time, each over a connection of its own; 2 by default.
+    #[serde(default = "default_mails")]
+    pub mails_in_flight_max: usize,
     /// Seconds after which a server that does not answer is given up; 60 by default.
     #[serde(default = "default_deadline")]
     pub publish_deadline_seconds: u64,
@@ -55,11 +52,7 @@ impl std::fmt::Debug for SmtpOptions {
     }
 }
 
-fn default_batch() -> usize {
-    20
-}
-
-fn default_batches() -> usize {
+fn default_mails() -> usize {
     2
 }
 
@@ -94,15 +87,14 @@ impl SmtpOptions {
             url: url.into(),
             from: from.into(),
             unencrypted: false,
-            batch_messages_max: default_batch(),
-            batches_in_flight_max: default_batches(),
+            mails_in_flight_max: default_mails(),
             publish_deadline_seconds: default_deadline(),
         }
     }
 
     fn opened(&self) -> Result<(ServerAddress, Sender), String> {
-        if self.batch_messages_max == 0 || self.batches_in_flight_max == 0 || self.publish_deadline_seconds == 0 {
-            let problem = "batch_messages_max, batches_in_flight_max and publish_deadline_seconds must be at least 1";
+        if self.mails_in_flight_max == 0 || self.publish_deadline_seconds == 0 {
+            let problem = "mails_in_flight_max and publish_deadline_seconds must be at least 1";
             return Err(problem.to_owned());
         }
         let server = ServerAddress::parse(&self.url, &SCHEME)?;

@@ -1,4 +1,4 @@
-//! Publishing: the mails of a batch one after the other, over a connection that is kept for the next batch.
+//! Publishing: mails over connections that are kept for the next one.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ impl SmtpSink {
     /// Checks the options; connects with the first probe or batch.
     pub fn new(options: SmtpOptions) -> Result<Self, OpenSinkError> {
         let (server, sender) = options.opened().map_err(|problem| OpenSinkError { kind: "smtp", problem })?;
-        let turns = Semaphore::new(options.batches_in_flight_max);
+        let turns = Semaphore::new(options.mails_in_flight_max);
         Ok(Self { options, server, sender, turns, idle: Mutex::default() })
     }
 
@@ -83,9 +83,10 @@ impl Sink for SmtpSink {
 
     fn limits(&self) -> SinkLimits {
         SinkLimits {
-            batch_messages_max: self.options.batch_messages_max,
+            // What is known of one mail must not wait for the next.
+            batch_messages_max: 1,
             batch_bytes_max: BATCH_BYTES_MAX,
-            batches_in_flight_max: self.options.batches_in_flight_max,
+            batches_in_flight_max: self.options.mails_in_flight_max,
         }
     }
 

@@ -36,6 +36,8 @@ mod redis;
 mod retention;
 mod rig;
 mod shards;
+#[cfg(feature = "smtp")]
+mod smtp;
 mod stops;
 mod straight;
 mod unroutable;

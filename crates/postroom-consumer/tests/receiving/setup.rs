@@ -146,7 +146,7 @@ impl Running {
 
 /// Waits until a query says true.
 pub async fn until(client: &Client, sql: &str) {
-    for _ in 0..6000 {
+    for _ in 0..18_000 {
         if client.query_one(sql, &[]).await.unwrap().get(0) {
             return;
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use mysql_async::Opts;
 use mysql_async::prelude::Queryable;
-use postroom::lane_book::{Asked, Reached, Tenant};
+use postroom::lane_book::{Asked, Passed, Reached, Tenant};
 use postroom::{
     Claimed, LaneBook, Order, Report, Route, RouteSettings, Settled, Settlement, Source, Standing, StoreError, Want,
 };
@@ -224,9 +224,9 @@ impl MysqlSource {
                 }
                 continue;
             };
-            let reached = Reached { position: last.place, moved: true, full };
-            let found = heads.iter().filter_map(|head| messages.remove(&head.seq)).collect();
-            deliveries.extend(state.book.took_in(&asked, reached, found));
+            let reached = Reached { position: last.place, full };
+            let rows = heads.iter().map(|head| Passed { position: head.place, found: messages.remove(&head.seq) });
+            deliveries.extend(state.book.took_in(&asked, reached, rows));
         }
         Ok((deliveries, more))
     }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use postroom::lane_book::{Asked, Found, LaneBook, Reached};
+use postroom::lane_book::{Asked, Found, LaneBook, Passed, Reached};
 use postroom::{Delivery, Message};
 
 use crate::log::position::{Ends, Floors, Position};
@@ -125,13 +125,26 @@ impl Lanes {
             self.reads.catch_ups += u64::from(late_more);
             self.floor_is_stale |= !fresh.is_empty();
 
+            let after = |ends: &Ends| ask.position.after(&read.snapshot, floor, ends);
             let last = |rows: &[FoundRow]| rows.last().map(|row| row.seq);
             let ends = Ends { late_last: last(&late), late_more, fresh_last: last(&fresh) };
-            let position = ask.position.after(&read.snapshot, floor, &ends);
-            let moved = position.seq != ask.position.seq || !late.is_empty() || ask.position.catch_up.is_some();
+            let position = after(&ends);
             more |= full || position.catch_up.is_some();
-            let found = late.into_iter().chain(fresh).filter_map(FoundRow::found).collect();
-            deliveries.extend(self.book.took_in(&ask, Reached { position, moved, full }, found));
+            let mut rows = Vec::with_capacity(late.len() + fresh.len());
+            // A relay that begins in the middle of the late rows catches up with the rest of them.
+            for row in late {
+                let late_more = late_more || Some(row.seq) != ends.late_last;
+                let behind = Ends { late_last: Some(row.seq), late_more, fresh_last: None };
+                rows.push(Passed { position: after(&behind), found: row.found() });
+            }
+            for row in fresh {
+                let behind = Ends { fresh_last: Some(row.seq), ..ends };
+                rows.push(Passed { position: after(&behind), found: row.found() });
+            }
+            if rows.is_empty() && ask.position.catch_up.is_some() {
+                rows.push(Passed { position: position.clone(), found: None });
+            }
+            deliveries.extend(self.book.took_in(&ask, Reached { position, full }, rows));
         }
         (deliveries, more)
     }

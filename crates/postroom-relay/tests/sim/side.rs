@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
-use postroom::lane_book::{Asked, Found, Granted, Move, Reached, Tenant};
+use postroom::lane_book::{Asked, Found, Granted, Move, Passed, Reached, Tenant};
 use postroom::{Claimed, Entry, LaneBook, Settlement, Standing, Token, Want};
 
 use crate::database::{self, Place};
@@ -94,9 +94,11 @@ impl Side {
             }
             lanes_taken += 1;
             let full = rows.len() >= asked.limit;
-            let wanted = rows.into_iter().filter(|row| row.wanted).map(found).collect();
-            let reached = Reached { position: last, moved: true, full };
-            claimed.deliveries.extend(self.book.took_in(asked, reached, wanted));
+            let rows = rows.into_iter().map(|row| {
+                let position = row.place.1 + 1;
+                Passed { position, found: row.wanted.then(|| found(row)) }
+            });
+            claimed.deliveries.extend(self.book.took_in(asked, Reached { position: last, full }, rows));
         }
         claimed.lost_lanes = self.book.take_lost();
         claimed.unwritten = self.book.has_unwritten();

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use postroom::lane_book::{Asked, Granted, Move, Reached};
+use postroom::lane_book::{Asked, Granted, Move, Passed, Reached};
 use postroom::{
     Claimed, LaneBook, OnDead, Order, Report, Route, RouteSettings, Settled, Settlement, Source, Standing, StoreError,
     TopicFilter, Want,
@@ -304,12 +304,15 @@ impl Inner {
             claimed.deliveries.extend(self.book.took_in_parked(LANE, row.found()));
         }
         if let Some((asked, last)) = asked.zip(fresh.last()) {
-            let position = Position { seq: last.seq, id: Some(last.written_id.clone()) };
-            let reached = Reached { position, moved: true, full: fresh_cut || fresh.len() >= asked.limit };
+            let behind = |row: &FoundRow| Position { seq: row.seq, id: Some(row.written_id.clone()) };
+            let reached = Reached { position: behind(last), full: fresh_cut || fresh.len() >= asked.limit };
             let topics = &self.settings.topics;
-            let wanted = fresh.into_iter().filter(|row| !row.dealt_with && topics.takes(&row.message.topic));
-            let wanted = wanted.map(FoundRow::found).collect();
-            claimed.deliveries.extend(self.book.took_in(&asked, reached, wanted));
+            let rows = fresh.into_iter().map(|row| {
+                let position = behind(&row);
+                let wanted = !row.dealt_with && topics.takes(&row.message.topic);
+                Passed { position, found: wanted.then(|| row.found()) }
+            });
+            claimed.deliveries.extend(self.book.took_in(&asked, reached, rows));
         }
         Ok(claimed)
     }

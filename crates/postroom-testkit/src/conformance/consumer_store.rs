@@ -321,6 +321,12 @@ pub async fn many_workers_drain_long_queues_in_order<F: Inbox>(inbox: F) {
                     7 => Settle::Dead { attempts: 1, cause: Cause::Permanent, error },
                     _ => Settle::Done,
                 };
+                // Before others see that it is settled: its answer may come later than what they do then.
+                if matches!(how, Settle::Done | Settle::Dead { .. }) {
+                    let mut handled = handled.lock().expect("unharmed");
+                    let queue = handled.entry(waiting.message.key.clone().unwrap_or_default()).or_default();
+                    queue.extend(waiting.message.aggregate_version);
+                }
                 // What was not settled is this worker's still.
                 let ended = loop {
                     let mut tx = session.begin().await.expect("begin");
@@ -332,9 +338,6 @@ pub async fn many_workers_drain_long_queues_in_order<F: Inbox>(inbox: F) {
                 };
                 assert!(ended, "nobody else has it: {:?}", waiting.message.id);
                 if matches!(how, Settle::Done | Settle::Dead { .. }) {
-                    let mut handled = handled.lock().expect("unharmed");
-                    let queue = handled.entry(waiting.message.key.clone().unwrap_or_default()).or_default();
-                    queue.extend(waiting.message.aggregate_version);
                     *left.lock().expect("unharmed") -= 1;
                 }
             }

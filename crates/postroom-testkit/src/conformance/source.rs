@@ -53,6 +53,7 @@ macro_rules! source_conforms {
             what_commits_late_is_not_passed_over
             what_was_settled_does_not_come_again_after_a_crash
             what_was_not_settled_comes_again_after_a_crash
+            a_crash_among_late_messages_repeats_those_that_were_not_settled
             a_settling_may_be_repeated
             two_relays_never_have_the_same_message
             a_relay_that_lost_its_lanes_changes_nothing_and_is_told
@@ -236,14 +237,18 @@ pub async fn what_was_settled_does_not_come_again_after_a_crash<F: Outbox>(outbo
     let messages: Vec<Message> = (0..30).map(|n| message(&format!("key-{n}"))).collect();
     outbox.commit(&messages).await;
     drain(&source).await;
-    // Positions are written by and by.
+    let next = after_a_crash(&outbox, source).await;
+    assert_eq!(drain(&next).await, [], "I3");
+}
+
+/// A crash that comes when every position that was reached is written; who takes over.
+async fn after_a_crash<F: Outbox>(outbox: &F, source: Arc<dyn Source>) -> Arc<dyn Source> {
     while source.settle(&[]).await.expect("settle").unwritten {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     outbox.expire().await;
     drop(source);
-    let next = holding(&outbox, "next").await;
-    assert_eq!(drain(&next).await, [], "I3");
+    holding(outbox, "next").await
 }
 
 pub async fn what_was_not_settled_comes_again_after_a_crash<F: Outbox>(outbox: F) {
@@ -251,13 +256,33 @@ pub async fn what_was_not_settled_comes_again_after_a_crash<F: Outbox>(outbox: F
     let messages: Vec<Message> = (0..30).map(|_| message("a")).collect();
     outbox.commit(&messages).await;
     let out = claim_all(&source).await;
-    settle(&source, out[..10].iter().map(|delivery| (delivery.token, Outcome::Done))).await;
-    outbox.expire().await;
-    drop(source);
-    let next = holding(&outbox, "next").await;
-    let again = drain(&next).await;
-    let all = ids_of(&messages);
-    assert!(again.len() >= 20 && all.ends_with(&again), "I1, I4: the last {} came again", again.len());
+    let done = |delivery: &Delivery| (delivery.token, Outcome::Done);
+    // One in the middle is settled before those before it, which are not.
+    settle(&source, out[..10].iter().chain(&out[15..20]).map(done)).await;
+    let next = after_a_crash(&outbox, source).await;
+    assert_eq!(drain(&next).await, ids_of(&messages[10..]), "I1, I3, I4: what follows the last one without a gap");
+}
+
+pub async fn a_crash_among_late_messages_repeats_those_that_were_not_settled<F: Outbox>(outbox: F) {
+    let source = holding(&outbox, "first").await;
+    let late: Vec<Message> = (0..10).map(|_| message("late")).collect();
+    let Some(open) = outbox.begin(&late).await else { return };
+    let early = early_again();
+    outbox.commit(&early).await;
+    assert_eq!(sorted(drain(&source).await), sorted(ids_of(&early)));
+    outbox.end(open).await;
+    let fresh: Vec<Message> = (0..10).map(|_| message("late")).collect();
+    outbox.commit(&fresh).await;
+    let out = claim_all(&source).await;
+    let all: Vec<MessageId> = ids_of(&late).into_iter().chain(ids_of(&fresh)).collect();
+    assert_eq!(ids(&out), all, "I4");
+    settle(&source, out[..4].iter().map(|delivery| (delivery.token, Outcome::Done))).await;
+    let second = after_a_crash(&outbox, source).await;
+    let out = claim_all(&second).await;
+    assert_eq!(ids(&out), all[4..], "I1, I3, I4: in the middle of the late ones");
+    settle(&second, out[..8].iter().map(|delivery| (delivery.token, Outcome::Done))).await;
+    let third = after_a_crash(&outbox, second).await;
+    assert_eq!(drain(&third).await, all[12..], "I1, I3, I4: in the middle of the others");
 }
 
 /// As the engine does after an error of which nobody knows what it left behind.

@@ -19,7 +19,7 @@ const SCRIPT: &str = include_str!("smtp_server.py");
 /// A mail server of our own on 127.0.0.1: the library `aiosmtpd`, which keeps each mail in a file. Dropping it kills it.
 ///
 /// It refuses recipients `nobody@…` (550), `greylisted@…` (450), `full@…` (452) and `refused@…` (550), senders `forbidden@…` (553), and mails
-/// whose first recipient is `spam@…` (554). A mail whose first recipient is `silent@…` is kept and never answered.
+/// whose first recipient is `spam@…` (554). A mail whose first recipient is `silent@…` is kept and never answered, one to `slow@…` after 0.1 s.
 #[derive(Debug)]
 pub struct SmtpServer {
     dir: PathBuf,

@@ -44,6 +44,8 @@ class Handler:
         first = envelope.rcpt_tos[0].split("@")[0]
         if first == "spam":
             return "554 5.7.1 spam"
+        if first == "slow":
+            await asyncio.sleep(0.1)
         mail = email.message_from_bytes(envelope.content, policy=email.policy.default)
         kept = {
             "from": envelope.mail_from,
