@@ -21,6 +21,8 @@ pub mod redis;
 pub mod smtp;
 
 mod brokers;
+#[cfg(any(feature = "amqp10", feature = "http", feature = "kafka", feature = "mqtt"))]
+mod cloud_events;
 #[cfg(any(feature = "kafka", feature = "mqtt", feature = "redis"))]
 mod deliveries;
 mod keys;
@@ -52,6 +54,9 @@ mod text_headers;
     feature = "smtp"
 ))]
 mod tls;
+
+#[cfg(any(feature = "amqp10", feature = "http", feature = "kafka", feature = "mqtt"))]
+pub use cloud_events::CloudEvents;
 
 pub use brokers::{
     BROKERS, Broker, CheckFailed, Hazard, OpenSinkError, OpenSubscriptionError, Section, SinkOptions,

@@ -14,7 +14,7 @@ use lapin::{BasicProperties, Connection, ConnectionProperties};
 use postroom::{Answer, Arrival, Batch, Bound, FailureKind, Message, Received, Sink, Subscription, Verdict};
 use postroom_brokers::amqp10::{Amqp10Options, Amqp10Sink, Amqp10Subscription, Amqp10SubscriptionOptions};
 use postroom_brokers::rabbitmq::{RabbitmqOptions, RabbitmqSink, RabbitmqSubscription, RabbitmqSubscriptionOptions};
-use postroom_brokers::{SinkOptions, SubscriptionOptions};
+use postroom_brokers::{CloudEvents, SinkOptions, SubscriptionOptions};
 use postroom_testkit::authority::Authority;
 use postroom_testkit::rabbitmq::{AuditQueue, QueueKind};
 use postroom_testkit::services::{RabbitServer, RabbitTls};
@@ -120,6 +120,37 @@ async fn a_message_carries_what_it_is_to_receivers_of_both_protocols() {
     assert_eq!(stored[0].properties.content_type().as_ref().unwrap().as_str(), "text/plain");
     assert_eq!(stored[0].properties.delivery_mode(), &Some(2), "it survives the broker");
     assert!(stored[1].body == large.payload);
+}
+
+#[tokio::test]
+async fn an_event_is_one_of_cloudevents() {
+    let server = server().await;
+    let exchange = format!("e-{}", surroundings::unique());
+    let audit = AuditQueue::bound(&server.url(), &exchange, "order.placed").await;
+    let sent = message().header("cloudEvents:id", "forged").header("traceparent", "00-1-2-01");
+    for mode in [CloudEvents::Binary, CloudEvents::Structured] {
+        let mut options = options(server, &format!("/exchanges/{exchange}/{{type}}"));
+        (options.cloudevents, options.source) = (Some(mode), Some("/shop".to_owned()));
+        for _ in 0..2 {
+            assert_eq!(published(&options, std::slice::from_ref(&sent)).await, [Verdict::Stored]);
+        }
+    }
+    let subscription = receiving(server, audit.name());
+    let came = received(&subscription, 1).await;
+    let expected = Message { routing_key: Some("order.placed".to_owned()), ..sent.clone() };
+    assert_eq!(format!("{:?}", came[0].message), format!("{expected:?}"), "receivers of postroom get the message");
+    subscription.settle(&[(came[0].receipt, Answer::Ack)]).await.unwrap();
+    subscription.close().await;
+    let stored = audit.drain().await;
+    assert_eq!(stored.len(), 3);
+    let headers = stored[0].properties.headers().as_ref().unwrap().inner();
+    let header = |name: &str| headers.get(name).map(|value| format!("{value:?}"));
+    let of = |text: &str| Some(format!("{:?}", AMQPValue::LongString(text.into())));
+    assert_eq!((header("cloudEvents:id"), header("cloudEvents:source")), (of(&sent.id.to_string()), of("/shop")));
+    let event: serde_json::Value = serde_json::from_slice(&stored[2].body).unwrap();
+    assert_eq!((&event["id"], &event["data_base64"]), (&sent.id.to_string().into(), &"eA==".into()));
+    let kind = stored[2].properties.content_type().as_ref().unwrap();
+    assert!(kind.as_str().starts_with("application/cloudevents+json"));
 }
 
 #[tokio::test]

@@ -13,8 +13,9 @@ use axum::extract::State;
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use postroom::{Batch, FailureKind, Message, Sink, Verdict};
+use postroom_brokers::CloudEvents;
 use postroom_brokers::SinkOptions;
-use postroom_brokers::http::{CloudEvents, HttpOptions, HttpSink};
+use postroom_brokers::http::{HttpOptions, HttpSink};
 
 /// A request as it came.
 #[derive(Debug, Clone)]

@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use postroom::{Batch, FailureKind, Message, Sink, Verdict};
-use postroom_brokers::SinkOptions;
 use postroom_brokers::kafka::{KafkaOptions, KafkaSink};
+use postroom_brokers::{CloudEvents, SinkOptions};
 use postroom_testkit::authority::{Authority, Issued};
 use postroom_testkit::kafka::AuditTopic;
 use postroom_testkit::services::{KafkaSecurity, KafkaServer};
@@ -92,6 +92,35 @@ async fn messages_of_a_key_are_in_one_partition_in_order_with_what_they_are() {
     assert_eq!(header("content-type").as_deref(), Some("text/plain"));
     assert_eq!((header("tenant-id").as_deref(), header("n ä").as_deref()), (Some("t"), Some("v: \n")));
     sink.close().await;
+}
+
+#[tokio::test]
+async fn an_event_is_one_of_cloudevents() {
+    let server = server().await;
+    let audit = AuditTopic::create(&server.address(), "events", 1, &[]).await;
+    for mode in [CloudEvents::Binary, CloudEvents::Structured] {
+        let mut options = options(server);
+        (options.cloudevents, options.source) = (Some(mode), Some("/shop".to_owned()));
+        let message = Message::new("events", "order.placed", r#"{"n":1}"#).key("k").content_type("application/json");
+        let sink = KafkaSink::new(options).unwrap();
+        assert_eq!(published(&sink, std::slice::from_ref(&message)).await, [Verdict::Stored]);
+        let record = audit.read().await.pop().unwrap();
+        let header = |name: &str| record.header(name);
+        assert_eq!((record.key.as_deref(), &record.id), (Some(b"k".as_slice()), &message.id.to_string()));
+        let payload = record.payload.as_deref().unwrap();
+        if mode == CloudEvents::Binary {
+            assert_eq!(
+                (header("ce_id").as_deref(), header("ce_source").as_deref()),
+                (Some(message.id.to_string().as_str()), Some("/shop"))
+            );
+            assert_eq!((header("content-type").as_deref(), payload), (Some("application/json"), &message.payload[..]));
+        } else {
+            let event: serde_json::Value = serde_json::from_slice(payload).unwrap();
+            assert_eq!((&event["type"], &event["data"]["n"]), (&"order.placed".into(), &1.into()));
+            assert!(header("content-type").unwrap().starts_with("application/cloudevents+json"));
+        }
+        sink.close().await;
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use postroom::{Arrival, Batch, Bound, FailureKind, Message, Sink, Subscription, Verdict};
 use postroom_brokers::mqtt::{MqttOptions, MqttSink, MqttSubscription, MqttSubscriptionOptions, Unheard};
-use postroom_brokers::{SinkOptions, SubscriptionOptions};
+use postroom_brokers::{CloudEvents, SinkOptions, SubscriptionOptions};
 use postroom_testkit::authority::Authority;
 use postroom_testkit::mqtt::AuditSession;
 use postroom_testkit::services::MosquittoServer;
@@ -83,6 +83,26 @@ async fn a_message_carries_what_it_is_and_one_that_is_too_large_names_the_limit(
     assert_eq!((property("postroom-type"), property("tenant-id")), (Some("order.placed"), Some("t")));
     assert_eq!((property("n ä"), property("postroom-key")), (Some("v:"), Some("k")));
     assert_eq!(property("postroom-id"), Some(small.id.to_string().as_str()));
+}
+
+#[tokio::test]
+async fn an_event_is_one_of_cloudevents() {
+    let server = server("");
+    let audit = AuditSession::begin(&server.address(), "audit", "#").await;
+    let message = message().aggregate("order", "o-1", 7);
+    for mode in [CloudEvents::Binary, CloudEvents::Structured] {
+        let mut options = options(&server);
+        (options.cloudevents, options.source) = (Some(mode), Some("/shop".to_owned()));
+        assert_eq!(published(&options, std::slice::from_ref(&message)).await, [Verdict::Stored]);
+    }
+    let heard = audit.heard().await;
+    let property =
+        |name: &str| heard[0].properties.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
+    assert_eq!((property("id"), property("source")), (Some(message.id.to_string().as_str()), Some("/shop")));
+    assert_eq!((property("subject"), property("specversion")), (Some("o-1"), Some("1.0")));
+    assert_eq!(heard[0].payload, message.payload);
+    let event: serde_json::Value = serde_json::from_slice(&heard[1].payload).unwrap();
+    assert_eq!((&event["type"], &event["source"]), (&"order.placed".into(), &"/shop".into()));
 }
 
 /// More than the broker takes before it acks some.

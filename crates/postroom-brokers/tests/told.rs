@@ -67,7 +67,8 @@ async fn table(kind: &str, servers: &[(&str, &str)], wrongs: Vec<Wrong>) -> Stri
             let shown = servers.iter().fold(said.to_owned(), |said, (server, name)| said.replace(server, name));
             shown.replace('|', "\\|").replace('<', "&lt;")
         };
-        writeln!(table, "| {} | {} | {} |", wrong.what, cell(&problem), cell(&advice)).unwrap();
+        let of = if wrong.to { "" } else { " (an inbox)" };
+        writeln!(table, "| {}{of} | {} | {} |", wrong.what, cell(&problem), cell(&advice)).unwrap();
     }
     table
 }

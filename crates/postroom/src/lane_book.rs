@@ -450,14 +450,15 @@ impl<P: Clone> LaneBook<P> {
     }
 
     /// Whether it is time to write positions: not so often that writing is most of what is done, and at once when many
-    /// messages would be repeated after a crash, or when another relay waits for a lane.
+    /// messages would be repeated after a crash, or when another relay waits for a lane of which nothing is out any more.
     pub fn due(&self, now: Duration, every: Duration) -> bool {
         let pause = self.wrote_in.saturating_mul(WRITE_PART).min(WRITE_PAUSE_MAX);
         let wait = if every.is_zero() { every } else { every.max(pause) };
         let many = (self.wanted / 4).clamp(1, UNWRITTEN_MAX);
         let messages: usize = self.lanes.values().map(|lane| lane.unwritten_messages).sum();
         let due = messages >= many || self.wrote_at.is_none_or(|at| now.saturating_sub(at) >= wait);
-        self.lanes.values().any(|lane| lane.unwritten.is_some() && (due || lane.leaving.is_some()))
+        let leaves = |lane: &Lane<P>| lane.leaving.is_some() && lane.watermark.open() == 0;
+        self.lanes.values().any(|lane| lane.unwritten.is_some() && (due || leaves(lane)))
     }
 
     /// A position was reached and is not on its way to the store.

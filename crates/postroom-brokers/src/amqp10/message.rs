@@ -10,6 +10,7 @@ use postroom::envelope::{Envelope, HeaderValue};
 use postroom::{Message, MessageId, UNREADABLE_HEADER};
 
 use super::types::{Descriptor, Field, List, Reader, Value, put, put_composite, put_descriptor};
+use crate::cloud_events::{CloudEvents, Events, SPEC_VERSION, STRUCTURED};
 use crate::template::Template;
 
 const HEADER: u64 = 0x70;
@@ -23,6 +24,10 @@ const VALUE: u64 = 0x77;
 /// What kind of message it is; AMQP 1.0 has no place of its own for it.
 const TYPE: &str = "postroom-type";
 const ENVELOPE: Envelope = Envelope::reserving(&[TYPE]);
+/// What the names of an event's attributes begin with.
+/// <https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/amqp-protocol-binding.md>
+const ATTRIBUTE: &str = "cloudEvents:";
+const OF_EVENTS: Envelope = ENVELOPE.and_prefix("cloudevents:");
 /// What Azure Service Bus chooses a partition by.
 const PARTITION_KEY: &str = "x-opt-partition-key";
 
@@ -44,6 +49,8 @@ pub(super) struct Form {
     pub key_as_group: bool,
     /// Also as what Azure Service Bus chooses a partition by.
     pub key_as_partition: bool,
+    /// Messages are events.
+    pub events: Option<Events>,
 }
 
 impl Form {
@@ -88,7 +95,17 @@ pub(super) fn sections(form: &Form, message: &Message) -> Result<(BytesMut, Opti
     if !message.content_type.is_ascii() {
         return Err("its content type has characters that are not ASCII, which AMQP 1.0 does not carry".to_owned());
     }
-    let mut into = BytesMut::with_capacity(message.payload.len() + 512);
+    let (mut content_type, mut payload) = (message.content_type.as_str(), message.payload.clone());
+    let mut attributes: Vec<(String, String)> = Vec::new();
+    match &form.events {
+        None => {}
+        Some(events) if events.mode == CloudEvents::Structured => {
+            (content_type, payload) = (STRUCTURED, events.structured(message));
+        }
+        Some(events) => attributes
+            .extend(events.attributes(message).into_iter().map(|(name, value)| (format!("{ATTRIBUTE}{name}"), value))),
+    }
+    let mut into = BytesMut::with_capacity(payload.len() + 512);
     // It survives its broker.
     put_composite(&mut into, HEADER, &[Field::Bool(true)]);
     let key = message.ordering_key();
@@ -106,15 +123,16 @@ pub(super) fn sections(form: &Form, message: &Message) -> Result<(BytesMut, Opti
         subject.as_deref().map_or(Field::Null, Field::Text),
         Field::Null,
         Field::Null,
-        Field::Symbol(&message.content_type),
+        Field::Symbol(content_type),
         Field::Null,
         Field::Null,
         occurred.map_or(Field::Null, Field::Timestamp),
         key.filter(|_| form.key_as_group).map_or(Field::Null, Field::Text),
     ];
     put_composite(&mut into, PROPERTIES, &properties);
-    let headers = ENVELOPE.headers(message);
+    let headers = if form.events.is_some() { OF_EVENTS.headers(message) } else { ENVELOPE.headers(message) };
     let mut pairs = vec![(Field::Text(TYPE), Field::Text(&message.kind))];
+    pairs.extend(attributes.iter().map(|(name, value)| (Field::Text(name), Field::Text(value))));
     pairs.extend(headers.iter().map(|(name, value)| {
         let value = match value {
             HeaderValue::Text(text) => Field::Text(text),
@@ -125,7 +143,7 @@ pub(super) fn sections(form: &Form, message: &Message) -> Result<(BytesMut, Opti
     put_descriptor(&mut into, APPLICATION_PROPERTIES);
     put(&mut into, Field::Map(&pairs));
     put_descriptor(&mut into, DATA);
-    put(&mut into, Field::Binary(&message.payload));
+    put(&mut into, Field::Binary(&payload));
     Ok((into, to))
 }
 
@@ -174,7 +192,12 @@ pub(super) fn received(sections: &Bytes, origin: &str) -> Came {
         Scalar::Text(text) => HeaderValue::Text(Cow::Owned(text.clone())),
         Scalar::Number(number) => HeaderValue::Number(*number),
     };
-    let opened = ENVELOPE.open(found.properties.iter().map(|(name, value)| (name.as_str(), wire(value))));
+    // What postroom sent as an event says all of it twice.
+    let is_event = found.kind.is_some()
+        && found.properties.iter().any(|(name, _)| name.strip_prefix(ATTRIBUTE) == Some(SPEC_VERSION));
+    let envelope = if is_event { OF_EVENTS } else { ENVELOPE };
+    let own = found.properties.iter().filter(|(name, _)| !(is_event && name.starts_with(ATTRIBUTE)));
+    let opened = envelope.open(own.map(|(name, value)| (name.as_str(), wire(value))));
     let mut headers = opened.headers;
     // Nobody but this side says that.
     headers.remove(UNREADABLE_HEADER);
@@ -305,7 +328,8 @@ mod tests {
 
     fn form() -> Form {
         let of = |text| Template::parse(text).unwrap();
-        Form { to: of("/exchanges/x/{key}"), subject: of("{routing_key}"), key_as_group: true, key_as_partition: true }
+        let (to, subject) = (of("/exchanges/x/{key}"), of("{routing_key}"));
+        Form { to, subject, key_as_group: true, key_as_partition: true, events: None }
     }
 
     fn message() -> Message {

@@ -25,6 +25,7 @@ use async_trait::async_trait;
 use postroom::{Sink, Subscription, redact_url};
 use serde::Deserialize;
 
+use crate::cloud_events::{CloudEvents, Events};
 use crate::server_address::ServerAddress;
 use crate::template::Template;
 use crate::{
@@ -55,6 +56,12 @@ pub struct Amqp10Options {
     /// Whether the key is also what Azure Service Bus chooses a partition by; false.
     #[serde(default)]
     pub key_as_partition: bool,
+    /// `binary` or `structured`: messages are events of CloudEvents 1.0; not by default.
+    #[serde(default)]
+    pub cloudevents: Option<CloudEvents>,
+    /// Where the events come from, a URI reference such as `https://shop.example/orders`; required by `cloudevents`.
+    #[serde(default)]
+    pub source: Option<String>,
     /// Most messages of a batch; 500 by default.
     #[serde(default = "default_batch")]
     pub batch_messages_max: usize,
@@ -121,6 +128,8 @@ impl Amqp10Options {
             subject: default_subject(),
             key_as_group: false,
             key_as_partition: false,
+            cloudevents: None,
+            source: None,
             batch_messages_max: default_batch(),
             batches_in_flight_max: default_batches(),
             publish_deadline_seconds: default_deadline(),
@@ -139,7 +148,8 @@ impl Amqp10Options {
         let subject = Template::parse(&self.subject).map_err(|problem| format!("subject: {problem}"))?;
         let Self { key_as_group, key_as_partition, .. } = *self;
         let to = Template::parse(&self.address).map_err(|problem| format!("address: {problem}"))?;
-        Ok((server, Form { to, subject, key_as_group, key_as_partition }))
+        let events = Events::read(self.cloudevents, self.source.as_deref())?;
+        Ok((server, Form { to, subject, key_as_group, key_as_partition, events }))
     }
 }
 

@@ -27,7 +27,8 @@ use crate::{Broker, CheckFailed, OpenSinkError, Section, SinkOptions};
 use guard::Guard;
 use signature::Secrets;
 
-pub use request::CloudEvents;
+use crate::cloud_events::{CloudEvents, Events};
+
 pub use sink::HttpSink;
 
 /// `[routes.sink]` with `kind = "http"`.
@@ -211,17 +212,7 @@ impl HttpOptions {
             return Err(guard::refusal(&host));
         }
         let secrets = Secrets::read(&self.secrets)?;
-        let events = match (self.cloudevents, &self.source) {
-            (None, None) => None,
-            (Some(_), Some(source)) if source.is_empty() || source.chars().any(is_not_of_a_uri) => {
-                return Err("source must be a URI reference, such as https://shop.example/orders".to_owned());
-            }
-            (Some(mode), Some(source)) => Some((mode, source.clone())),
-            (Some(_), None) => {
-                return Err("cloudevents needs a source, such as source = \"https://shop.example/orders\"".to_owned());
-            }
-            (None, Some(_)) => return Err("source is a part of cloudevents, which is not set".to_owned()),
-        };
+        let events = Events::read(self.cloudevents, self.source.as_deref())?;
         let headers = self.own_headers()?;
         let client = self.client(&files, self.requests_in_flight_max)?;
         let fresh = self.client(&files, 0)?;
@@ -274,10 +265,6 @@ impl HttpOptions {
 }
 
 /// No URI has one of these. <https://www.rfc-editor.org/rfc/rfc3986#section-2>
-fn is_not_of_a_uri(c: char) -> bool {
-    c.is_control() || c.is_whitespace() || "<>\"{}|\\^`".contains(c)
-}
-
 /// What is made of the options.
 struct Opened {
     template: Template,
@@ -285,7 +272,7 @@ struct Opened {
     origin: Url,
     host: String,
     secrets: Secrets,
-    events: Option<(CloudEvents, String)>,
+    events: Option<Events>,
     headers: HeaderMap,
     client: reqwest::Client,
     /// Each of its requests has a connection of its own.

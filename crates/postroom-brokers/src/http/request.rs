@@ -4,14 +4,13 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, CONTROLS, NON_ALPHANUMERIC, utf8_percent_encode};
 use postroom::Message;
 use postroom::envelope::{Envelope, HeaderValue};
-use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
+
+use crate::cloud_events::{CloudEvents, Events, STRUCTURED};
 
 /// The message id, which stays the same when a request is repeated.
 pub(super) const ID: &str = "webhook-id";
@@ -58,16 +57,6 @@ const TAKEN: [&str; 28] = [
 ];
 const TAKEN_PREFIXES: [&str; 7] = ["webhook-", "ce-", "proxy-", "sec-", "if-", "x-forwarded-", "access-control-"];
 
-/// How a message becomes an event of CloudEvents. <https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/http-protocol-binding.md>
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CloudEvents {
-    /// Attributes in headers, the payload as the body.
-    Binary,
-    /// Attributes and the payload in one JSON object.
-    Structured,
-}
-
 /// What is sent.
 #[derive(Debug)]
 pub(super) struct Request {
@@ -76,18 +65,18 @@ pub(super) struct Request {
 }
 
 /// The request for a message.
-pub(super) fn of(message: &Message, events: Option<(CloudEvents, &str)>) -> Request {
-    match events {
-        Some((CloudEvents::Structured, source)) => structured(message, source),
-        Some((CloudEvents::Binary, source)) => {
+pub(super) fn of(message: &Message, events: Option<&Events>) -> Request {
+    let Some(events) = events else { return plain(message) };
+    match events.mode {
+        CloudEvents::Structured => {
+            Request { headers: vec![(CONTENT_TYPE.into(), STRUCTURED.to_owned())], body: events.structured(message) }
+        }
+        CloudEvents::Binary => {
             let mut request = plain(message);
-            let attributes = attributes(message, source);
-            request
-                .headers
-                .extend(attributes.into_iter().map(|(name, value)| (format!("ce-{name}").into(), encoded(&value))));
+            let attributes = events.attributes(message).into_iter();
+            request.headers.extend(attributes.map(|(name, value)| (format!("ce-{name}").into(), encoded(&value))));
             request
         }
-        None => plain(message),
     }
 }
 
@@ -125,74 +114,6 @@ fn plain(message: &Message) -> Request {
         headers.push((OTHERS.into(), in_ascii(&serde_json::json!(others))));
     }
     Request { headers, body: message.payload.clone() }
-}
-
-fn structured(message: &Message, source: &str) -> Request {
-    let mut event: Map<String, Value> =
-        attributes(message, source).into_iter().map(|(name, value)| (name, value.into())).collect();
-    event.insert("datacontenttype".to_owned(), message.content_type.as_str().into());
-    let is_json = message.content_type.split(';').next().is_some_and(|kind| {
-        let kind = kind.trim().to_ascii_lowercase();
-        kind == "application/json" || kind == "text/json" || kind.ends_with("+json")
-    });
-    // Numbers of any size stay as they are written.
-    let json = is_json.then(|| serde_json::from_slice::<&serde_json::value::RawValue>(&message.payload).ok()).flatten();
-    let body = match json {
-        Some(data) => {
-            let mut text = Value::Object(event).to_string();
-            text.pop();
-            format!("{text},\"data\":{}}}", data.get())
-        }
-        None => {
-            event.insert("data_base64".to_owned(), STANDARD.encode(&message.payload).into());
-            Value::Object(event).to_string()
-        }
-    };
-    let headers = vec![(CONTENT_TYPE.into(), "application/cloudevents+json; charset=UTF-8".to_owned())];
-    Request { headers, body: body.into() }
-}
-
-/// Attributes of an event. Names have lower-case letters and digits alone.
-fn attributes(message: &Message, source: &str) -> Vec<(String, String)> {
-    let mut all = vec![
-        ("specversion".to_owned(), "1.0".to_owned()),
-        ("id".to_owned(), message.id.to_string()),
-        ("source".to_owned(), source.to_owned()),
-        ("type".to_owned(), message.kind.clone()),
-    ];
-    let some = [
-        ("subject", message.aggregate_id.as_deref()),
-        ("partitionkey", message.ordering_key()),
-        ("tenantid", message.tenant_id.as_deref()),
-        ("topic", Some(message.topic.as_str())),
-        ("aggregatetype", message.aggregate_type.as_deref()),
-        ("traceparent", message.headers.get("traceparent").map(String::as_str)),
-        ("tracestate", message.headers.get("tracestate").map(String::as_str)),
-    ];
-    all.extend(
-        some.into_iter()
-            .filter_map(|(name, value)| Some((name.to_owned(), value.filter(|value| !value.is_empty())?.to_owned()))),
-    );
-    all.extend(message.aggregate_version.map(|version| ("aggregateversion".to_owned(), version.to_string())));
-    all.extend(message.occurred_at.and_then(rfc3339).map(|time| ("time".to_owned(), time)));
-    all
-}
-
-/// RFC 3339, in UTC, by the proleptic Gregorian calendar (<https://howardhinnant.github.io/date_algorithms.html>, `civil_from_days`).
-fn rfc3339(at: SystemTime) -> Option<String> {
-    let since = at.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-    let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    let shifted = i64::try_from(days).ok()?.checked_add(719_468)?;
-    let era = shifted / 146_097;
-    let of_era = shifted % 146_097;
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    let (hour, minute, second, micros) = (seconds / 3_600, seconds / 60 % 60, seconds % 60, since.subsec_micros());
-    (year <= 9_999).then(|| format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z"))
 }
 
 /// A value of a header in the binary mode: what is not printable ASCII, and space, quote and percent, is percent-encoded.
@@ -236,8 +157,6 @@ fn in_ascii(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn header<'r>(request: &'r Request, name: &str) -> Vec<&'r str> {
@@ -300,11 +219,10 @@ mod tests {
     }
 
     #[test]
-    fn an_event_has_its_attributes_in_both_modes() {
-        let at = SystemTime::UNIX_EPOCH + Duration::from_micros(1_709_251_199_123_456);
-        let mut message = message();
-        message.occurred_at = Some(at);
-        let request = of(&message, Some((CloudEvents::Binary, "https://shop.example/\u{fc}")));
+    fn attributes_of_an_event_are_encoded_in_headers() {
+        let events = |mode| Events { mode, source: "https://shop.example/\u{fc}".to_owned() };
+        let message = message();
+        let request = of(&message, Some(&events(CloudEvents::Binary)));
         assert_eq!(
             (header(&request, "ce-id")[0], header(&request, "ce-specversion")[0]),
             (message.id.to_string().as_str(), "1.0")
@@ -313,29 +231,9 @@ mod tests {
             (header(&request, "ce-partitionkey")[0], header(&request, "ce-source")[0]),
             ("k%201", "https://shop.example/%C3%BC")
         );
-        assert_eq!(header(&request, "ce-time")[0], "2024-02-29T23:59:59.123456Z");
         assert_eq!(request.body, message.payload);
-        let request = of(&message, Some((CloudEvents::Structured, "s")));
-        let text = std::str::from_utf8(&request.body).unwrap();
-        assert!(text.ends_with(r#","data":{"n":12345678901234567890123}}"#), "numbers stay as they are: {text}");
-        let event: Value = serde_json::from_str(text).unwrap();
-        assert_eq!(
-            (&event["type"], &event["subject"], &event["aggregateversion"]),
-            (&"order.placed".into(), &"o-1".into(), &"7".into())
-        );
-        message.payload = vec![0xff, 0].into();
-        let event: Value = serde_json::from_slice(&of(&message, Some((CloudEvents::Structured, "s"))).body).unwrap();
-        assert_eq!((event["data_base64"].as_str(), event.get("data")), (Some("/wA="), None));
-    }
-
-    #[test]
-    fn times_are_those_of_the_calendar() {
-        for (seconds, text) in
-            [(0, "1970-01-01T00:00:00"), (951_782_400, "2000-02-29T00:00:00"), (4_102_444_799, "2099-12-31T23:59:59")]
-        {
-            let found = rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
-            assert!(found.starts_with(text), "{found}");
-        }
+        let request = of(&message, Some(&events(CloudEvents::Structured)));
+        assert_eq!(request.headers, [(CONTENT_TYPE.into(), STRUCTURED.to_owned())]);
     }
 
     #[test]

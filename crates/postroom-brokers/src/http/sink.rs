@@ -208,8 +208,7 @@ impl HttpSink {
     }
 
     fn request(&self, url: Url, message: &Message, within: Duration) -> Result<reqwest::Request, String> {
-        let events = self.opened.events.as_ref().map(|(mode, source)| (*mode, source.as_str()));
-        let made = request::of(message, events);
+        let made = request::of(message, self.opened.events.as_ref());
         let id = message.id.to_string();
         let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let timestamp = i64::try_from(seconds).unwrap_or(i64::MAX);

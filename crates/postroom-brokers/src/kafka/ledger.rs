@@ -117,9 +117,9 @@ pub(super) fn last(
         }
         if Instant::now() >= by {
             return Err(format!(
-                "partition {partition} of the ledger {topic:?} has a transaction that nobody has ended: give each route a ledger of its own, with as \
-                 many partitions as the outbox has lanes; or the brokers have forgotten it when they were restarted, and \
-                 `kafka-transactions.sh find-hanging` shows it (docs/kafka.md)"
+                "partition {partition} of the ledger {topic:?} has a transaction that nobody has ended. Either another producer uses this ledger: \
+                 give each route one of its own, with as many partitions as the outbox has lanes. Or a broker that was killed has forgotten it: \
+                 `kafka-transactions.sh find-hanging` lists it (docs/kafka.md)"
             ));
         }
         let _ = committed.poll(POLL);

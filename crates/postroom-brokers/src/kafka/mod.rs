@@ -30,6 +30,7 @@ use async_trait::async_trait;
 use postroom::{Sink, Subscription};
 use serde::Deserialize;
 
+use crate::cloud_events::{CloudEvents, Events};
 use crate::template::Template;
 use crate::{
     Broker, CheckFailed, Hazard, OpenSinkError, OpenSubscriptionError, Section, SinkOptions, SubscriptionOptions,
@@ -54,6 +55,12 @@ pub struct KafkaOptions {
     /// How batches are compressed: `none` (the default), `lz4` or `snappy`.
     #[serde(default)]
     pub compression: Compression,
+    /// `binary` or `structured`: messages are events of CloudEvents 1.0; not by default.
+    #[serde(default)]
+    pub cloudevents: Option<CloudEvents>,
+    /// Where the events come from, a URI reference such as `https://shop.example/orders`; required by `cloudevents`.
+    #[serde(default)]
+    pub source: Option<String>,
     /// Most messages of a batch; 1000 by default.
     #[serde(default = "default_batch")]
     pub batch_messages_max: usize,
@@ -202,6 +209,8 @@ impl KafkaOptions {
             url: url.into(),
             topic: default_topic(),
             compression: Compression::default(),
+            cloudevents: None,
+            source: None,
             batch_messages_max: default_batch(),
             batches_in_flight_max: default_batches(),
             publish_deadline_seconds: default_deadline(),
@@ -226,8 +235,9 @@ impl KafkaOptions {
             Some(topic) => record::check_topic(topic)?,
             None => topic.texts().try_for_each(record::check_part)?,
         }
+        let events = Events::read(self.cloudevents, self.source.as_deref())?;
         let exactly_once = self.exactly_once(&topic)?;
-        Ok(Opened { address, topic, exactly_once })
+        Ok(Opened { address, topic, events, exactly_once })
     }
 
     fn exactly_once(&self, topic: &Template) -> Result<Option<ExactlyOnce>, String> {
@@ -261,6 +271,7 @@ impl KafkaOptions {
 struct Opened {
     address: Address,
     topic: Template,
+    events: Option<Events>,
     exactly_once: Option<ExactlyOnce>,
 }
 

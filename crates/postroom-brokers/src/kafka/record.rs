@@ -9,6 +9,7 @@ use postroom::{Message, MessageId, UNREADABLE_HEADER};
 use rdkafka::message::Headers as _;
 
 use super::progress;
+use crate::cloud_events::{CloudEvents, Events, SPEC_VERSION, STRUCTURED};
 use crate::template::Template;
 use crate::text_headers::{OCCURRED_MS, TYPE, TextHeaders};
 
@@ -20,13 +21,33 @@ const HEADERS: TextHeaders = TextHeaders {
     content_type: CONTENT_TYPE,
     envelope: Envelope::reserving(&[ID, TYPE, CONTENT_TYPE, OCCURRED_MS]),
 };
+/// What the names of an event's attributes begin with.
+const ATTRIBUTE: &str = "ce_";
+const OF_EVENTS: TextHeaders = TextHeaders { envelope: HEADERS.envelope.and_prefix(ATTRIBUTE), ..HEADERS };
+
+/// The name of a header, and its value.
+type Pair<'m> = (Cow<'m, str>, Cow<'m, str>);
 
 /// A name of a topic has no more. <https://github.com/apache/kafka/blob/4.0/clients/src/main/java/org/apache/kafka/common/internals/Topic.java>
 const TOPIC_BYTES_MAX: usize = 249;
 
-/// All headers of a message. The record's own time is when it was sent.
-pub(super) fn headers(message: &Message) -> Vec<(Cow<'_, str>, Cow<'_, str>)> {
-    HEADERS.of(message)
+/// All headers of a message, and the value of its record. The record's own time is when it was sent.
+/// <https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/kafka-protocol-binding.md>
+pub(super) fn of<'m>(message: &'m Message, events: Option<&Events>) -> (Vec<Pair<'m>>, Bytes) {
+    let Some(events) = events else { return (HEADERS.of(message), message.payload.clone()) };
+    let mut headers = OF_EVENTS.of(message);
+    match events.mode {
+        CloudEvents::Binary => {
+            let attributes = events.attributes(message).into_iter();
+            headers.extend(attributes.map(|(name, value)| (format!("{ATTRIBUTE}{name}").into(), value.into())));
+            (headers, message.payload.clone())
+        }
+        CloudEvents::Structured => {
+            headers.retain(|(name, _)| name != CONTENT_TYPE);
+            headers.push((CONTENT_TYPE.into(), STRUCTURED.into()));
+            (headers, events.structured(message))
+        }
+    }
 }
 
 /// A record as far as it can be read. The id is none where there is none, or none of ours.
@@ -66,7 +87,14 @@ fn message_of(
     record_topic: &str,
     payload: Bytes,
 ) -> (Option<MessageId>, Message) {
-    let (id, mut message) = HEADERS.message(found, payload);
+    let is = |wanted: &str| found.iter().any(|(name, _)| name == wanted);
+    // What postroom sent as an event says all of it twice.
+    let (id, mut message) = if is(TYPE) && is(&format!("{ATTRIBUTE}{SPEC_VERSION}")) {
+        let own: Vec<_> = found.iter().filter(|(name, _)| !name.starts_with(ATTRIBUTE)).cloned().collect();
+        OF_EVENTS.message(&own, payload)
+    } else {
+        HEADERS.message(found, payload)
+    };
     if message.topic.is_empty() {
         record_topic.clone_into(&mut message.topic);
     }
@@ -123,7 +151,7 @@ mod tests {
             .tenant("t")
             .header("postroom-id", "forged")
             .header("n", "v");
-        let headers = headers(&message);
+        let (headers, _) = of(&message, None);
         let value = |wanted: &str| {
             headers.iter().filter(|(name, _)| name == wanted).map(|(_, value)| value.as_ref()).collect::<Vec<_>>()
         };
@@ -141,7 +169,7 @@ mod tests {
             .header("postroom-id", "forged")
             .header("n", "v");
         let sent: Vec<(String, String)> =
-            headers(&message).into_iter().map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
+            of(&message, None).0.into_iter().map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
         let (id, received) = message_of(&sent, Some("k"), "shop.orders", Bytes::from_static(b"x"));
         assert_eq!(id, Some(message.id));
         let expected = Message { routing_key: Some("shop.orders".to_owned()), ..message.clone() };
@@ -150,6 +178,28 @@ mod tests {
         assert_eq!((id, foreign.topic.as_str(), foreign.key.as_deref()), (None, "shop.orders", Some("key")));
         let mark = [(UNREADABLE_HEADER.to_owned(), "x".to_owned())];
         assert!(!message_of(&mark, None, "t", Bytes::new()).1.headers.contains_key(UNREADABLE_HEADER));
+    }
+
+    #[test]
+    fn an_event_is_received_as_the_message_that_it_was() {
+        let events = |mode| Events { mode, source: "/shop".to_owned() };
+        let message = Message::new("orders", "order.placed", "x")
+            .key("k")
+            .header("ce_id", "forged")
+            .header("traceparent", "00-1-2-01");
+        let (headers, value) = of(&message, Some(&events(CloudEvents::Binary)));
+        let sent: Vec<(String, String)> =
+            headers.into_iter().map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
+        let values = |wanted: &str| -> Vec<&str> {
+            sent.iter().filter(|(name, _)| name == wanted).map(|(_, value)| value.as_str()).collect()
+        };
+        assert_eq!((values("ce_id"), values("ce_source")), (vec![message.id.to_string().as_str()], vec!["/shop"]));
+        let (id, received) = message_of(&sent, Some("k"), "orders", value);
+        let expected = Message { routing_key: Some("orders".to_owned()), ..message.clone() };
+        assert_eq!((id, format!("{received:?}")), (Some(message.id), format!("{expected:?}")));
+        let (headers, value) = of(&message, Some(&events(CloudEvents::Structured)));
+        let types: Vec<_> = headers.iter().filter(|(name, _)| name == CONTENT_TYPE).map(|(_, value)| value).collect();
+        assert!(types == [STRUCTURED] && value.starts_with(b"{"), "{types:?}");
     }
 
     #[test]

@@ -19,6 +19,7 @@ use super::client::{self, Producer, Watcher};
 use super::topics::{self, Topic, Topics};
 use super::{KafkaOptions, Opened, address, record};
 use crate::OpenSinkError;
+use crate::cloud_events::Events;
 
 /// A batch is in memory twice while it is on its way.
 const BATCH_BYTES_MAX: usize = 16 << 20;
@@ -121,7 +122,7 @@ impl KafkaSink {
         // No await in between: a call that is dropped has handed over all of its messages or none.
         let mut pending = Vec::with_capacity(chosen.len());
         for (place, topic, message) in chosen {
-            match send(producer, &topic, message) {
+            match send(producer, &topic, message, self.opened.events.as_ref()) {
                 Ok(report) => pending.push((place, topic, report)),
                 Err(error) => {
                     // Of the client itself, about this message.
@@ -164,7 +165,7 @@ impl KafkaSink {
                 left_behind.extend(key);
                 continue;
             }
-            let verdict = match send(producer, topic, message) {
+            let verdict = match send(producer, topic, message, self.opened.events.as_ref()) {
                 Ok(report) => match timeout_at(by + GRACE, report).await {
                     Ok(Ok(Ok(_))) => Verdict::Stored,
                     Ok(Ok(Err((error, _)))) => verdict(&error, topic, true),
@@ -192,13 +193,18 @@ async fn nothing_in_flight(producer: &Producer, by: Instant) -> bool {
 }
 
 /// Hands it to the client, which reports what became of it.
-pub(super) fn send(producer: &Producer, topic: &str, message: &Message) -> Result<DeliveryFuture, KafkaError> {
-    let headers = record::headers(message);
+pub(super) fn send(
+    producer: &Producer,
+    topic: &str,
+    message: &Message,
+    events: Option<&Events>,
+) -> Result<DeliveryFuture, KafkaError> {
+    let (headers, value) = record::of(message, events);
     let mut written = OwnedHeaders::new_with_capacity(headers.len());
     for (name, value) in &headers {
         written = written.insert(Header { key: name, value: Some(value.as_ref()) });
     }
-    let record = FutureRecord::<str, [u8]>::to(topic).payload(message.payload.as_ref()).headers(written);
+    let record = FutureRecord::<str, [u8]>::to(topic).payload(value.as_ref()).headers(written);
     let record = match message.ordering_key() {
         Some(key) => record.key(key),
         None => record,

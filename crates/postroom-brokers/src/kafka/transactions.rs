@@ -300,7 +300,7 @@ impl KafkaTransactionsSink {
         }
         for (place, topic) in round {
             let Some(message) = batch.messages().get(*place) else { continue };
-            match send(producer, topic, message) {
+            match send(producer, topic, message, self.opened.events.as_ref()) {
                 Ok(report) => reports.push(report),
                 // Of the client itself, about this message.
                 Err(error) => match verdict(&error, topic, true) {

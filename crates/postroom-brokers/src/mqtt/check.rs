@@ -14,7 +14,7 @@ use crate::{CheckFailed, Hazard};
 
 /// What a sink publishes to.
 pub(super) async fn of_sink(options: &MqttOptions) -> Result<String, CheckFailed> {
-    let (address, _) = options.opened().map_err(unusable)?;
+    let (address, ..) = options.opened().map_err(unusable)?;
     let (stream, _, connack) = connect(&address, &options.client_id).await?;
     if connack.maximum_qos == 0 {
         return Err(CheckFailed {

@@ -5,6 +5,7 @@ use postroom::envelope::Envelope;
 use postroom::{Message, MessageId, UNREADABLE_HEADER};
 
 use super::packet::{Publish, STRING_BYTES_MAX, publish_head};
+use crate::cloud_events::{CloudEvents, Events, SPEC_VERSION, STRUCTURED};
 use crate::template::Template;
 use crate::text_headers::{OCCURRED_MS, TYPE, TextHeaders};
 
@@ -17,6 +18,30 @@ const PAIRS: TextHeaders = TextHeaders {
     envelope: Envelope::reserving(&[ID, TYPE, CONTENT_TYPE, OCCURRED_MS]),
 };
 
+const OF_EVENTS: TextHeaders = TextHeaders { envelope: Envelope::reserving(TAKEN_IN_EVENTS), ..PAIRS };
+const TAKEN_IN_EVENTS: &[&str] = &[
+    ID,
+    TYPE,
+    CONTENT_TYPE,
+    OCCURRED_MS,
+    SPEC_VERSION,
+    "id",
+    "source",
+    "type",
+    "subject",
+    "partitionkey",
+    "tenantid",
+    "topic",
+    "aggregatetype",
+    "aggregateversion",
+    "traceparent",
+    "tracestate",
+    "time",
+];
+/// Attributes of an event are pairs under their own names, which no header of a message's own may have beside them.
+/// <https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/mqtt-protocol-binding.md>
+const ATTRIBUTES: &[&str] = TAKEN_IN_EVENTS.split_at(4).1;
+
 /// What is in front of a packet at most: its kind and its length.
 const FRAME_BYTES: usize = 5;
 
@@ -24,13 +49,27 @@ const FRAME_BYTES: usize = 5;
 pub(super) fn publication(
     template: &Template,
     message: &Message,
-    retain: bool,
+    (retain, events): (bool, Option<&Events>),
     packet_bytes_max: Option<usize>,
 ) -> Result<Publish, String> {
     let topic = template.of(message).map_err(|field| format!("the topic needs its {field}, and it has none"))?;
     check_topic(&topic)?;
+    let (mut pairs, mut payload) = (PAIRS.of(message), message.payload.clone());
+    match events {
+        None => {}
+        Some(events) if events.mode == CloudEvents::Structured => {
+            pairs.retain(|(name, _)| name != CONTENT_TYPE);
+            pairs.push((CONTENT_TYPE.into(), STRUCTURED.into()));
+            payload = events.structured(message);
+        }
+        Some(events) => {
+            pairs = OF_EVENTS.of(message);
+            let attributes = events.attributes(message).into_iter();
+            pairs.extend(attributes.map(|(name, value)| (name.into(), value.into())));
+        }
+    }
     let (mut content_type, mut user_properties) = (None, Vec::new());
-    for (name, value) in PAIRS.of(message) {
+    for (name, value) in pairs {
         if name.len() > STRING_BYTES_MAX || value.len() > STRING_BYTES_MAX {
             return Err(format!("a header has more than {STRING_BYTES_MAX} bytes, which MQTT does not carry"));
         }
@@ -53,7 +92,7 @@ pub(super) fn publication(
         content_type,
         user_properties,
         unreadable: false,
-        payload: message.payload.clone(),
+        payload,
     };
     let bytes = FRAME_BYTES + publish_head(&publication).len() + publication.payload.len();
     let most = packet_bytes_max.unwrap_or(super::packet::PACKET_BYTES_MAX);
@@ -110,7 +149,14 @@ pub(super) fn received(publication: Publish) -> (Option<MessageId>, Message) {
     found.extend(content_type.map(|text| (CONTENT_TYPE.to_owned(), text)));
     // Of a payload that is a small part of what was read, only that is kept.
     let payload = Bytes::copy_from_slice(&payload);
-    let (id, mut message) = PAIRS.message(&found, payload);
+    let is = |wanted: &str| found.iter().any(|(name, _)| name == wanted);
+    // What postroom sent as an event says all of it twice.
+    let (id, mut message) = if is(TYPE) && is(SPEC_VERSION) {
+        found.retain(|(name, _)| !ATTRIBUTES.contains(&name.as_str()));
+        OF_EVENTS.message(&found, payload)
+    } else {
+        PAIRS.message(&found, payload)
+    };
     if message.topic.is_empty() {
         message.topic.clone_from(&topic);
     }
@@ -138,7 +184,7 @@ mod tests {
             .content_type("text/plain")
             .header("postroom-id", "forged")
             .header("n ä", "v:");
-        let sent = publication(&template("shop/{topic}"), &message, false, None).unwrap();
+        let sent = publication(&template("shop/{topic}"), &message, (false, None), None).unwrap();
         assert_eq!((sent.topic.as_str(), sent.content_type.as_deref()), ("shop/orders", Some("text/plain")));
         let (id, received) = received(sent);
         assert_eq!(id, Some(message.id));
@@ -147,8 +193,29 @@ mod tests {
     }
 
     #[test]
+    fn an_event_is_received_as_the_message_that_it_was() {
+        let events = |mode| Events { mode, source: "/shop".to_owned() };
+        let message = Message::new("orders", "order.placed", "x")
+            .key("k")
+            .aggregate("order", "o-1", 7)
+            .header("id", "forged")
+            .header("traceparent", "00-1-2-01");
+        let sent = |mode| publication(&template("shop"), &message, (false, Some(&events(mode))), None).unwrap();
+        let event = sent(CloudEvents::Binary);
+        for name in ATTRIBUTES {
+            assert!(event.user_properties.iter().filter(|(found, _)| found == name).count() <= 1, "{name}");
+        }
+        assert!(event.user_properties.contains(&("id".to_owned(), message.id.to_string())));
+        let (id, received) = received(event);
+        let expected = Message { routing_key: Some("shop".to_owned()), ..message.clone() };
+        assert_eq!((id, format!("{received:?}")), (Some(message.id), format!("{expected:?}")));
+        let event = sent(CloudEvents::Structured);
+        assert!(event.content_type.as_deref() == Some(STRUCTURED) && event.payload.starts_with(b"{"), "{event:?}");
+    }
+
+    #[test]
     fn what_mqtt_does_not_carry_is_told() {
-        let of = |message: &Message, most| publication(&template("{key}"), message, false, most).unwrap_err();
+        let of = |message: &Message, most| publication(&template("{key}"), message, (false, None), most).unwrap_err();
         let message = Message::new("orders", "k", "x".repeat(100));
         assert!(of(&message, None).contains("needs its key"));
         for key in ["a+", "#", "\0", "\u{ffff}"] {

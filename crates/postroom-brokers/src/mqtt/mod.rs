@@ -21,6 +21,7 @@ use async_trait::async_trait;
 use postroom::{Sink, Subscription, redact_url};
 use serde::Deserialize;
 
+use crate::cloud_events::{CloudEvents, Events};
 use crate::server_address::ServerAddress;
 use crate::template::Template;
 use crate::{
@@ -48,6 +49,12 @@ pub struct MqttOptions {
     /// What becomes of a message whose topic nobody subscribes to.
     #[serde(default)]
     pub unheard: Unheard,
+    /// `binary` or `structured`: messages are events of CloudEvents 1.0; not by default.
+    #[serde(default)]
+    pub cloudevents: Option<CloudEvents>,
+    /// Where the events come from, a URI reference such as `https://shop.example/orders`; required by `cloudevents`.
+    #[serde(default)]
+    pub source: Option<String>,
     /// Most messages of a batch; 500 by default.
     #[serde(default = "default_batch")]
     pub batch_messages_max: usize,
@@ -119,13 +126,15 @@ impl MqttOptions {
             client_id: default_client_id(),
             retain: false,
             unheard: Unheard::default(),
+            cloudevents: None,
+            source: None,
             batch_messages_max: default_batch(),
             batches_in_flight_max: default_batches(),
             publish_deadline_seconds: default_deadline(),
         }
     }
 
-    fn opened(&self) -> Result<(ServerAddress, Template), String> {
+    fn opened(&self) -> Result<(ServerAddress, Template, Option<Events>), String> {
         if self.batch_messages_max == 0 || self.batches_in_flight_max == 0 || self.publish_deadline_seconds == 0 {
             let problem = "batch_messages_max, batches_in_flight_max and publish_deadline_seconds must be at least 1";
             return Err(problem.to_owned());
@@ -141,7 +150,7 @@ impl MqttOptions {
             .filter(|text| !text.is_empty())
             .try_for_each(message::check_topic)
             .map_err(|problem| format!("topic: {problem}"))?;
-        Ok((address, topic))
+        Ok((address, topic, Events::read(self.cloudevents, self.source.as_deref())?))
     }
 }
 

@@ -12,6 +12,7 @@ use super::connection::Connection;
 use super::packet::Reason;
 use super::{MqttOptions, Unheard, message};
 use crate::OpenSinkError;
+use crate::cloud_events::Events;
 use crate::server_address::ServerAddress;
 use crate::template::Template;
 
@@ -23,6 +24,7 @@ pub struct MqttSink {
     options: MqttOptions,
     address: ServerAddress,
     topic: Template,
+    events: Option<Events>,
     /// The same for each connection: the broker ends the one before, and takes nothing more that was sent on it.
     client_id: String,
     turns: Semaphore,
@@ -34,10 +36,11 @@ pub struct MqttSink {
 impl MqttSink {
     /// Checks the options; connects with the first probe or batch.
     pub fn new(options: MqttOptions) -> Result<Self, OpenSinkError> {
-        let (address, topic) = options.opened().map_err(|problem| OpenSinkError { kind: "mqtt", problem })?;
+        let (address, topic, events) = options.opened().map_err(|problem| OpenSinkError { kind: "mqtt", problem })?;
         let turns = Semaphore::new(options.batches_in_flight_max);
         let client_id = format!("{}-{}", options.client_id, MessageId::new().as_uuid().simple());
-        Ok(Self { options, address, topic, client_id, turns, connection: Mutex::default(), last: Default::default() })
+        let (connection, last) = (Mutex::default(), std::sync::Mutex::default());
+        Ok(Self { options, address, topic, events, client_id, turns, connection, last })
     }
 
     fn unavailable(&self, error: impl Into<BoxError>) -> Unavailable {
@@ -115,9 +118,10 @@ impl Sink for MqttSink {
         let by = Instant::now() + self.deadline();
         let mut verdicts = batch.silent();
         let packet_bytes_max = connection.connack.packet_bytes_max;
+        let how = (self.options.retain, self.events.as_ref());
         let (mut acks, mut unsent) = (Vec::with_capacity(batch.messages().len()), 0);
         for (place, message) in batch.messages().iter().enumerate() {
-            match message::publication(&self.topic, message, self.options.retain, packet_bytes_max) {
+            match message::publication(&self.topic, message, how, packet_bytes_max) {
                 Ok(publication) => match timeout_at(by, connection.publish(&publication)).await {
                     Ok(Some(ack)) => acks.push((place, publication.topic, ack)),
                     Ok(None) | Err(_) => {

@@ -14,7 +14,7 @@ pub(crate) struct Position {
     pub catch_up: Option<CatchUp>,
 }
 
-/// A set of late rows too large for one read, on its way.
+/// A set of late rows on its way: too large for one read, or handed out and not all settled yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CatchUp {
     pub snapshot: Arc<str>,
@@ -36,7 +36,7 @@ impl Position {
     pub fn after(&self, snapshot: &Arc<str>, floor: i64, ends: &Ends) -> Self {
         let floor = floor.max(self.floor);
         match (&self.catch_up, ends.late_more, ends.late_last) {
-            // More late rows than one read takes: stay where we are, remember how far we came and under which snapshot.
+            // There are more late rows: stay where we are, remember how far we came and under which snapshot.
             (None, true, Some(seq)) => {
                 Self { catch_up: Some(CatchUp { snapshot: snapshot.clone(), seq }), ..self.clone() }
             }

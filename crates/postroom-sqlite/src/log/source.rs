@@ -144,7 +144,7 @@ impl Source for SqliteSource {
 
     async fn release(&self) -> Result<(), StoreError> {
         self.blocking("give the lane back", |inner| {
-            inner.settle(&[])?;
+            inner.write_position();
             let sql = "update postroom_lanes set owner = null, expires_ms = null
                         where route = ?1 and lane = 0 and epoch = ?2 and owner = ?3";
             inner.connection.execute(sql, params![inner.options.route, inner.epoch(), inner.options.owner])?;

@@ -1,4 +1,4 @@
-//! The log source: rows of the outbox are appended and never updated, progress is a position a lane, written once a batch.
+//! The log source: rows of the outbox are appended and never updated, progress is a position a lane, written about twenty times a second.
 //!
 //! `sql/claim.sql` says how rows are found, `position.rs` how positions move, `record.rs` what is written.
 
