@@ -22,9 +22,8 @@ pub enum CloudEvents {
 /// The content type of an event in the structured mode.
 pub(crate) const STRUCTURED: &str = "application/cloudevents+json; charset=UTF-8";
 
-/// Always an attribute of an event.
-#[cfg(any(feature = "amqp10", feature = "kafka", feature = "mqtt"))]
-pub(crate) const SPEC_VERSION: &str = "specversion";
+/// The version of CloudEvents.
+pub(crate) const VERSION: &str = "1.0";
 
 /// How the messages of a route become events.
 #[derive(Debug, Clone)]
@@ -53,7 +52,7 @@ impl Events {
     /// The attributes of a message's event, without the type of its data. Names have lower-case letters and digits alone.
     pub fn attributes(&self, message: &Message) -> Vec<(&'static str, String)> {
         let mut all = vec![
-            ("specversion", "1.0".to_owned()),
+            ("specversion", VERSION.to_owned()),
             ("id", message.id.to_string()),
             ("source", self.source.clone()),
             ("type", message.kind.clone()),

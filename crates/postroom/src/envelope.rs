@@ -16,6 +16,10 @@ const COLUMNS: [&str; 6] = [TOPIC, KEY, TENANT, AGGREGATE_TYPE, AGGREGATE_ID, AG
 /// out under its own name again at our subscriptions.
 const OWN: &str = "postroom-header-";
 
+/// Beside the attributes of an event of CloudEvents that a sink has made of a message: what they say, the other headers say too. No header
+/// of a message's own travels under this name.
+pub const EVENT: &str = "postroom-event";
+
 /// A header's value on the wire.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HeaderValue<'a> {
@@ -137,6 +141,7 @@ impl Envelope {
         let begins = |prefix: &str| name.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
         COLUMNS.contains(&name)
             || name == UNREADABLE_HEADER
+            || name == EVENT
             || self.reserved.contains(&name)
             || self.prefix.is_some_and(begins)
     }

@@ -6,11 +6,11 @@ use std::time::{Duration, SystemTime};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use postroom::envelope::{Envelope, HeaderValue};
+use postroom::envelope::{EVENT, Envelope, HeaderValue};
 use postroom::{Message, MessageId, UNREADABLE_HEADER};
 
 use super::types::{Descriptor, Field, List, Reader, Value, put, put_composite, put_descriptor};
-use crate::cloud_events::{CloudEvents, Events, SPEC_VERSION, STRUCTURED};
+use crate::cloud_events::{CloudEvents, Events, STRUCTURED, VERSION};
 use crate::template::Template;
 
 const HEADER: u64 = 0x70;
@@ -132,6 +132,7 @@ pub(super) fn sections(form: &Form, message: &Message) -> Result<(BytesMut, Opti
     put_composite(&mut into, PROPERTIES, &properties);
     let headers = if form.events.is_some() { OF_EVENTS.headers(message) } else { ENVELOPE.headers(message) };
     let mut pairs = vec![(Field::Text(TYPE), Field::Text(&message.kind))];
+    pairs.extend(form.events.iter().map(|_| (Field::Text(EVENT), Field::Text(VERSION))));
     pairs.extend(attributes.iter().map(|(name, value)| (Field::Text(name), Field::Text(value))));
     pairs.extend(headers.iter().map(|(name, value)| {
         let value = match value {
@@ -192,11 +193,10 @@ pub(super) fn received(sections: &Bytes, origin: &str) -> Came {
         Scalar::Text(text) => HeaderValue::Text(Cow::Owned(text.clone())),
         Scalar::Number(number) => HeaderValue::Number(*number),
     };
-    // What postroom sent as an event says all of it twice.
-    let is_event = found.kind.is_some()
-        && found.properties.iter().any(|(name, _)| name.strip_prefix(ATTRIBUTE) == Some(SPEC_VERSION));
+    let is_event = found.properties.iter().any(|(name, _)| name == EVENT);
     let envelope = if is_event { OF_EVENTS } else { ENVELOPE };
-    let own = found.properties.iter().filter(|(name, _)| !(is_event && name.starts_with(ATTRIBUTE)));
+    let is_own = |name: &str| !is_event || (name != EVENT && !name.starts_with(ATTRIBUTE));
+    let own = found.properties.iter().filter(|(name, _)| is_own(name));
     let opened = envelope.open(own.map(|(name, value)| (name.as_str(), wire(value))));
     let mut headers = opened.headers;
     // Nobody but this side says that.

@@ -4,12 +4,12 @@ use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
-use postroom::envelope::Envelope;
+use postroom::envelope::{EVENT, Envelope};
 use postroom::{Message, MessageId, UNREADABLE_HEADER};
 use rdkafka::message::Headers as _;
 
 use super::progress;
-use crate::cloud_events::{CloudEvents, Events, SPEC_VERSION, STRUCTURED};
+use crate::cloud_events::{CloudEvents, Events, STRUCTURED, VERSION};
 use crate::template::Template;
 use crate::text_headers::{OCCURRED_MS, TYPE, TextHeaders};
 
@@ -36,6 +36,7 @@ const TOPIC_BYTES_MAX: usize = 249;
 pub(super) fn of<'m>(message: &'m Message, events: Option<&Events>) -> (Vec<Pair<'m>>, Bytes) {
     let Some(events) = events else { return (HEADERS.of(message), message.payload.clone()) };
     let mut headers = OF_EVENTS.of(message);
+    headers.push((EVENT.into(), VERSION.into()));
     match events.mode {
         CloudEvents::Binary => {
             let attributes = events.attributes(message).into_iter();
@@ -87,10 +88,9 @@ fn message_of(
     record_topic: &str,
     payload: Bytes,
 ) -> (Option<MessageId>, Message) {
-    let is = |wanted: &str| found.iter().any(|(name, _)| name == wanted);
-    // What postroom sent as an event says all of it twice.
-    let (id, mut message) = if is(TYPE) && is(&format!("{ATTRIBUTE}{SPEC_VERSION}")) {
-        let own: Vec<_> = found.iter().filter(|(name, _)| !name.starts_with(ATTRIBUTE)).cloned().collect();
+    let (id, mut message) = if found.iter().any(|(name, _)| name == EVENT) {
+        let is_own = |name: &str| name != EVENT && !name.starts_with(ATTRIBUTE);
+        let own: Vec<_> = found.iter().filter(|(name, _)| is_own(name)).cloned().collect();
         OF_EVENTS.message(&own, payload)
     } else {
         HEADERS.message(found, payload)
@@ -197,6 +197,12 @@ mod tests {
         let (id, received) = message_of(&sent, Some("k"), "orders", value);
         let expected = Message { routing_key: Some("orders".to_owned()), ..message.clone() };
         assert_eq!((id, format!("{received:?}")), (Some(message.id), format!("{expected:?}")));
+        let by_hand = Message::new("orders", "k", "x").header("ce_specversion", "1.0").header("ce_id", "7");
+        let by_hand = by_hand.header(EVENT, "forged");
+        let sent: Vec<(String, String)> =
+            of(&by_hand, None).0.into_iter().map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
+        let (_, received) = message_of(&sent, None, "orders", Bytes::from_static(b"x"));
+        assert_eq!(received.headers, by_hand.headers, "headers of its own are not taken for ours");
         let (headers, value) = of(&message, Some(&events(CloudEvents::Structured)));
         let types: Vec<_> = headers.iter().filter(|(name, _)| name == CONTENT_TYPE).map(|(_, value)| value).collect();
         assert!(types == [STRUCTURED] && value.starts_with(b"{"), "{types:?}");

@@ -1,11 +1,11 @@
 //! Pure: a message as a publication: its topic, its content type and user properties, and the payload.
 
 use bytes::Bytes;
-use postroom::envelope::Envelope;
+use postroom::envelope::{EVENT, Envelope};
 use postroom::{Message, MessageId, UNREADABLE_HEADER};
 
 use super::packet::{Publish, STRING_BYTES_MAX, publish_head};
-use crate::cloud_events::{CloudEvents, Events, SPEC_VERSION, STRUCTURED};
+use crate::cloud_events::{CloudEvents, Events, STRUCTURED, VERSION};
 use crate::template::Template;
 use crate::text_headers::{OCCURRED_MS, TYPE, TextHeaders};
 
@@ -24,7 +24,7 @@ const TAKEN_IN_EVENTS: &[&str] = &[
     TYPE,
     CONTENT_TYPE,
     OCCURRED_MS,
-    SPEC_VERSION,
+    "specversion",
     "id",
     "source",
     "type",
@@ -55,17 +55,19 @@ pub(super) fn publication(
     let topic = template.of(message).map_err(|field| format!("the topic needs its {field}, and it has none"))?;
     check_topic(&topic)?;
     let (mut pairs, mut payload) = (PAIRS.of(message), message.payload.clone());
-    match events {
-        None => {}
-        Some(events) if events.mode == CloudEvents::Structured => {
-            pairs.retain(|(name, _)| name != CONTENT_TYPE);
-            pairs.push((CONTENT_TYPE.into(), STRUCTURED.into()));
-            payload = events.structured(message);
-        }
-        Some(events) => {
-            pairs = OF_EVENTS.of(message);
-            let attributes = events.attributes(message).into_iter();
-            pairs.extend(attributes.map(|(name, value)| (name.into(), value.into())));
+    if let Some(events) = events {
+        pairs = OF_EVENTS.of(message);
+        pairs.push((EVENT.into(), VERSION.into()));
+        match events.mode {
+            CloudEvents::Binary => {
+                let attributes = events.attributes(message).into_iter();
+                pairs.extend(attributes.map(|(name, value)| (name.into(), value.into())));
+            }
+            CloudEvents::Structured => {
+                pairs.retain(|(name, _)| name != CONTENT_TYPE);
+                pairs.push((CONTENT_TYPE.into(), STRUCTURED.into()));
+                payload = events.structured(message);
+            }
         }
     }
     let (mut content_type, mut user_properties) = (None, Vec::new());
@@ -149,10 +151,8 @@ pub(super) fn received(publication: Publish) -> (Option<MessageId>, Message) {
     found.extend(content_type.map(|text| (CONTENT_TYPE.to_owned(), text)));
     // Of a payload that is a small part of what was read, only that is kept.
     let payload = Bytes::copy_from_slice(&payload);
-    let is = |wanted: &str| found.iter().any(|(name, _)| name == wanted);
-    // What postroom sent as an event says all of it twice.
-    let (id, mut message) = if is(TYPE) && is(SPEC_VERSION) {
-        found.retain(|(name, _)| !ATTRIBUTES.contains(&name.as_str()));
+    let (id, mut message) = if found.iter().any(|(name, _)| name == EVENT) {
+        found.retain(|(name, _)| name != EVENT && !ATTRIBUTES.contains(&name.as_str()));
         OF_EVENTS.message(&found, payload)
     } else {
         PAIRS.message(&found, payload)
@@ -209,6 +209,10 @@ mod tests {
         let (id, received) = received(event);
         let expected = Message { routing_key: Some("shop".to_owned()), ..message.clone() };
         assert_eq!((id, format!("{received:?}")), (Some(message.id), format!("{expected:?}")));
+        let by_hand = Message::new("orders", "k", "x").header("specversion", "1.0").header("id", "7");
+        let by_hand = by_hand.header(EVENT, "forged");
+        let (_, came) = super::received(publication(&template("shop"), &by_hand, (false, None), None).unwrap());
+        assert_eq!(came.headers, by_hand.headers, "headers of its own are not taken for ours");
         let event = sent(CloudEvents::Structured);
         assert!(event.content_type.as_deref() == Some(STRUCTURED) && event.payload.starts_with(b"{"), "{event:?}");
     }
