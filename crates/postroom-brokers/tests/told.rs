@@ -108,12 +108,11 @@ async fn nats() -> String {
 async fn kafka() -> String {
     let start = || KafkaServer::start(&surroundings::scratch("told-kafka"), 0).unwrap();
     let server = tokio::task::spawn_blocking(start).await.unwrap();
-    let (at, seconds) = (server.address(), 2);
+    let at = server.address();
     let url = format!("kafka://{at}");
     let wrongs = vec![
-        to("nobody listens", json!({"url": format!("kafka://{NOBODY}"), "publish_deadline_seconds": seconds})),
+        to("nobody listens", json!({"url": format!("kafka://{NOBODY}"), "publish_deadline_seconds": 2})),
         to("another scheme", json!({"url": "http://h"})),
-        to("a listener without TLS", json!({"url": format!("kafkas://{at}"), "publish_deadline_seconds": seconds})),
         to("no such topic", json!({"url": url, "topic": "missing"})),
         to("a topic that cannot be one", json!({"url": url, "topic": "a b"})),
         to("no such ledger", json!({"url": url, "transactional_id": "shop", "ledger": "missing"})),
